@@ -1,0 +1,148 @@
+"""Values under construction: `Builder` appends typed lines, `Value` is one of their results with Python's operators.
+
+The tracer, the adjoint and the tangent all build programs here, so that each knows only values, never text.
+"""
+from __future__ import annotations
+
+from typing import Any, Callable
+
+from tiga.errors import TigaError
+from tiga.primitives import PRIMITIVES
+from tiga.program import Line, infer, number_text, read_number
+from tiga.types import Type, is_one
+
+WEAK_INT, WEAK_FLOAT = Type("shared", "i64", (), True), Type("shared", "f64", (), True)
+
+
+class Value:
+    """A value of a program: `ref` is its word in the text, `type` what is known of it."""
+
+    def __init__(self, builder: "Builder", ref: str, type: Type) -> None:
+        self.builder = builder
+        self.ref = ref
+        self.type = type
+
+    def emit(self, op: str, *attrs: str) -> "Value":
+        return self.builder.emit(op, (self,), attrs)
+
+    def __add__(self, other: Any) -> "Value":
+        return self.builder.emit("add", (self, other))
+
+    def __radd__(self, other: Any) -> "Value":
+        return self.builder.emit("add", (other, self))
+
+    def __sub__(self, other: Any) -> "Value":
+        return self.builder.emit("sub", (self, other))
+
+    def __rsub__(self, other: Any) -> "Value":
+        return self.builder.emit("sub", (other, self))
+
+    def __mul__(self, other: Any) -> "Value":
+        return self.builder.emit("mul", (self, other))
+
+    def __rmul__(self, other: Any) -> "Value":
+        return self.builder.emit("mul", (other, self))
+
+    def __truediv__(self, other: Any) -> "Value":
+        return self.builder.emit("div", (self, other))
+
+    def __rtruediv__(self, other: Any) -> "Value":
+        return self.builder.emit("div", (other, self))
+
+    def __neg__(self) -> "Value":
+        return self.builder.emit("neg", (self,))
+
+
+class Builder:
+    """Lines with their types. The same line is never emitted twice; commutative arguments stand in one order."""
+
+    def __init__(self, unify: Callable[[Any, Any], None], batch: int = 0) -> None:
+        self.unify = unify
+        self.batch = batch
+        self.lines: list[Line] = []
+        self.line_types: list[Type] = []                       # of each line's first result
+        self.known: dict[tuple, Any] = {}
+        self.origin: dict[str, tuple] = {}                     # op and argument values behind a word
+        self.outs = 0
+
+    def value(self, ref: str, type: Type) -> Value:
+        return Value(self, ref, type)
+
+    def lift(self, x: Any) -> Value:
+        """A value, or a Python number as a literal."""
+        if isinstance(x, Value):
+            return x
+        if isinstance(x, (bool, int)):
+            return self.value(number_text(x), WEAK_INT)
+        if isinstance(x, float):
+            return self.value(number_text(x), WEAK_FLOAT)
+        raise TigaError(f"cannot use {type(x).__name__} as a value of a program")
+
+    def emit(self, op: str, args: tuple, attrs: tuple = ()) -> Value:
+        """Append `op args attrs` and give its value."""
+        values = [self.lift(a) for a in args]
+        refs = tuple([v.ref for v in values])
+        if len(refs) == 2 and refs[0] > refs[1] and PRIMITIVES[op].commutative:
+            values.reverse()
+            refs = (refs[1], refs[0])
+        key = (op, refs, attrs)
+        if key in self.known:
+            return self.known[key]
+        types = tuple([v.type for v in values])
+        ref = "%" + str(self.outs)
+        line = Line((ref,), op, refs, attrs)
+        out = self.value(ref, infer(line, types, self.unify, self.batch)[0])
+        self.outs += 1
+        self.lines.append(line)
+        self.line_types.append(out.type)
+        self.known[key] = out
+        self.origin[ref] = (op, values)
+        return out
+
+    def reduce(self, place: str, reducer: str, args: tuple) -> tuple:
+        """Fold edge values to `place`; the reducer's results, the value first."""
+        values = [self.lift(a) for a in args]
+        refs = tuple([v.ref for v in values])
+        key = ("reduce", place, reducer, refs)
+        if key in self.known:
+            return self.known[key]
+        probe = Line((), "reduce", refs, (place, reducer))
+        types = infer(probe, tuple([v.type for v in values]), self.unify, self.batch)
+        outs = tuple([self.value("%" + str(self.outs + k), t) for k, t in enumerate(types)])
+        self.outs += len(types)
+        self.lines.append(Line(tuple([v.ref for v in outs]), "reduce", refs, (place, reducer)))
+        self.line_types.append(types[0])
+        self.known[key] = outs
+        return outs
+
+    # ---- what adjoint and tangent need beyond single lines ----
+
+    def fold_edges(self, place: str, x: Value) -> Value:
+        return self.reduce(place, "sum", (x,))[0]
+
+    def widen(self, x: Value, dtype: str) -> Value:
+        """x in the dtype it is accumulated in, where that is wider."""
+        return x.emit("to", dtype) if x.type.dtype in ("f16", "bf16") or dtype == "f64" != x.type.dtype else x
+
+    def fold(self, x: Value, wide: Value, narrow: Value) -> Value:
+        """Undo broadcasting: sum x, which stands for a value shaped as `wide`, down to the feature sizes of `narrow`."""
+        have, want, rank = wide.type.sizes, narrow.type.sizes, len(wide.type.sizes)
+        missing = rank - len(want)
+        want = tuple(want[:self.batch]) + (1,) * missing + tuple(want[self.batch:])
+        for d in range(rank):
+            if is_one(want[d]) and not is_one(have[d]):
+                if is_one(x.type.sizes[d]):
+                    x = self.stretch(x, wide)
+                x = x.emit("sum", str(d - rank)).emit("unsqueeze", str(d - rank))
+        for k in range(missing):
+            x = x.emit("squeeze", str(self.batch - rank + k))
+        return x
+
+    def stretch(self, x: Value, like: Value) -> Value:
+        """x with every feature size of `like`."""
+        same = all(is_one(a) == is_one(b) for a, b in zip(x.type.sizes, like.type.sizes))
+        return x if same else self.emit("expand_like", (x, like))
+
+
+def literal(ref: str) -> int | float | None:
+    return read_number(ref) if ref[:1] not in "%" else None

@@ -1,0 +1,413 @@
+"""How the reference path holds the edges of a range of destinations: as a block of pairs with a mask, or as a list.
+
+Both answer the same questions - a node's field at its edges, folds over segments, edge numbers - so that an interpreter of programs
+need not know which it runs on. Blocks make inner products and weighted sums matrix products; lists touch nothing but edges.
+"""
+from __future__ import annotations
+
+from typing import Any, Iterator, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from tiga.relations import edge_offsets, is_implicit, row_intervals
+
+BUDGET = 1 << 24                         # elements of all edge values that are alive at once
+_FAR_AWAY = 1 << 62
+
+
+class Far(NamedTuple):
+    """A node's field, not yet brought to the edges: (rows, *features)."""
+
+    tensor: Tensor
+    place: str
+
+
+class Product(NamedTuple):
+    """a * b, not yet multiplied: a fold over it may be a matrix product."""
+
+    a: Any
+    b: Any
+
+
+def add_rows(out: Tensor, rows: Tensor, x: Tensor) -> Tensor:
+    """out[rows] += x, in the order of x on every device."""
+    if out.device.type == "cpu":
+        return out.index_add_(0, rows, x)
+    return out.index_put_((rows,), x, accumulate=True)
+
+
+class Layout:
+    """lead: how many leading dimensions stand for the edges. rows, cols: the range of destinations and of sources."""
+
+    lead: int
+    rows: tuple[int, int]
+
+    def edge(self, x: Any) -> Tensor:
+        """A field at the edges: (*lead, *features)."""
+        if isinstance(x, Far):
+            return self.from_src(x.tensor) if x.place == "src" else self.from_dst(x.tensor)
+        if isinstance(x, Product):
+            return self.edge(x.a) * self.edge(x.b)
+        return x
+
+    def from_src(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def from_dst(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class Listed(Layout):
+    """Edges one after another: source, destination (counted from rows[0]) and number of each."""
+
+    lead = 1
+
+    def __init__(self, rows: tuple[int, int], dst: Tensor, src: Tensor, number: Tensor) -> None:
+        self.rows, self.dst, self.src, self.numbers = rows, dst, src, number
+
+    @property
+    def number(self) -> Tensor:
+        return self.numbers
+
+    def from_src(self, x: Tensor) -> Tensor:
+        return x[self.src]
+
+    def from_dst(self, x: Tensor) -> Tensor:
+        return x[self.dst]
+
+    def from_edge(self, x: Tensor) -> Tensor:
+        return x[self.numbers]
+
+    def full(self, x: Tensor) -> Tensor:
+        return x.expand(self.dst.shape[0], *x.shape[1:])
+
+    def inner(self, a: Any, b: Any) -> Tensor:
+        return (self.edge(a) * self.edge(b)).sum(-1)
+
+    def sum(self, x: Any) -> Tensor:
+        x = self.full(self.edge(x))
+        return add_rows(x.new_zeros((self.rows[1] - self.rows[0], *x.shape[1:])), self.dst, x)
+
+    def sum_to_src(self, x: Any, out: Tensor) -> None:
+        add_rows(out, self.src, self.full(self.edge(x)))
+
+    def flat(self, x: Any) -> Tensor:
+        return self.full(self.edge(x))
+
+    def weighted(self, weight: Tensor, x: Any) -> Tensor:
+        return self.sum(weight * self.edge(x))
+
+    def only(self, x: Tensor) -> Tensor:
+        return x
+
+    def spread(self, y: Tensor) -> Tensor:
+        return y[self.dst]
+
+    def count(self) -> Tensor:
+        return torch.bincount(self.dst, minlength=self.rows[1] - self.rows[0])
+
+    def amax(self, x: Any) -> Tensor:
+        return self._fold(self.full(self.edge(x)), "amax", -torch.inf)
+
+    def _fold(self, x: Tensor, how: str, empty: Any) -> Tensor:
+        out = x.new_full((self.rows[1] - self.rows[0], *x.shape[1:]), empty)
+        at = self.dst.view(-1, *[1] * (x.dim() - 1)).expand_as(x)
+        return out.scatter_reduce_(0, at, x, how, include_self=False)
+
+    def first(self, x: Any, how: str) -> tuple[Tensor, Tensor]:
+        x = self.full(self.edge(x))
+        wide = x.to(torch.int64) if x.dtype == torch.bool else x
+        best = self._fold(wide, how, 0)
+        hit = wide == best[self.dst]
+        if x.is_floating_point():
+            hit |= torch.isnan(x) & torch.isnan(best[self.dst])
+        number = self.numbers.view(-1, *[1] * (x.dim() - 1)).expand_as(hit)
+        found = self._fold(torch.where(hit, number, _FAR_AWAY), "amin", -1)
+        return best.to(x.dtype), found
+
+    def store(self, out: Tensor, x: Any) -> None:
+        out[self.numbers] = self.full(self.edge(x)).to(out.dtype)
+
+
+class Blocked(Layout):
+    """All pairs of a range of destinations and a range of sources; mask (rows, cols) says which are edges, None all."""
+
+    lead = 2
+
+    def __init__(self, rows: tuple[int, int], cols: tuple[int, int], mask: Optional[Tensor], numbers: Any) -> None:
+        self.rows, self.cols, self.mask, self._numbers = rows, cols, mask, numbers
+        self._finite: dict[int, bool] = {}
+
+    @property
+    def number(self) -> Tensor:
+        if not isinstance(self._numbers, Tensor):
+            self._numbers = self._numbers()
+        return self._numbers
+
+    def from_src(self, x: Tensor) -> Tensor:
+        return x[self.cols[0]:self.cols[1]].unsqueeze(0)
+
+    def from_dst(self, x: Tensor) -> Tensor:
+        return x.unsqueeze(1)
+
+    def from_edge(self, x: Tensor) -> Tensor:
+        if x.shape[0] == 0:
+            return x.new_zeros((*self.number.shape, *x.shape[1:]))
+        if self.mask is None:
+            return x[self.number]
+        return x[torch.where(self.mask & (self.number < x.shape[0]), self.number, 0)]
+
+    def _live(self, x: Tensor) -> Optional[Tensor]:
+        return None if self.mask is None else self.mask.view(*self.mask.shape, *[1] * (x.dim() - 2))
+
+    def only(self, x: Tensor) -> Tensor:
+        live = self._live(x)
+        return x if live is None else torch.where(live, x, 0)
+
+    def full(self, x: Tensor) -> Tensor:
+        return x.expand(self.rows[1] - self.rows[0], self.cols[1] - self.cols[0], *x.shape[2:])
+
+    def inner(self, a: Any, b: Any) -> Tensor:
+        """sum over the last feature of src * dst: a matrix product a head."""
+        if isinstance(b, Far) and b.place == "src":
+            a, b = b, a
+        if not (isinstance(a, Far) and isinstance(b, Far) and a.place == "src" and b.place == "dst"):
+            return (self.edge(a) * self.edge(b)).sum(-1)
+        x, y = a.tensor[self.cols[0]:self.cols[1]], b.tensor
+        if x.dim() != y.dim() or x.shape[-1] != y.shape[-1] or x.dtype != y.dtype or not x.is_floating_point():
+            return (self.edge(a) * self.edge(b)).sum(-1)
+        return torch.matmul(y.movedim(0, -2), x.movedim(0, -2).transpose(-1, -2)).movedim((-2, -1), (0, 1))
+
+    def _matrix(self, x: Any, far: str) -> Optional[Tensor]:
+        """The other end's field as (*features, cols or rows, width) where a zero weight is harmless to it."""
+        if not isinstance(x, Far) or x.place != far:
+            return None
+        t = x.tensor[self.cols[0]:self.cols[1]] if far == "src" else x.tensor
+        if self.mask is not None and t.is_floating_point() and not bool(t.isfinite().all()):
+            return None
+        return t
+
+    def _contract(self, weight: Tensor, x: Any, far: str) -> Optional[Tensor]:
+        if weight.dim() < 3 or weight.shape[-1] != 1 or weight.shape[:2] != (self.rows[1] - self.rows[0], self.cols[1] - self.cols[0]):
+            return None
+        t = self._matrix(x, far)
+        if t is None or t.dim() != weight.dim() - 1 or t.dtype != weight.dtype or not t.is_floating_point():
+            return None
+        w = self.only(weight).squeeze(-1).movedim((0, 1), (-2, -1))
+        if far == "dst":
+            w = w.transpose(-1, -2)
+        return torch.matmul(w, t.movedim(0, -2)).movedim(-2, 0)
+
+    def _product(self, x: Any, far: str) -> Optional[Tensor]:
+        if isinstance(x, Product):
+            for weight, field in ((x.a, x.b), (x.b, x.a)):
+                if isinstance(weight, Tensor):
+                    out = self._contract(weight, field, far)
+                    if out is not None:
+                        return out
+        return None
+
+    def sum(self, x: Any) -> Tensor:
+        out = self._product(x, "src")
+        return self.only(self.full(self.edge(x))).sum(1) if out is None else out
+
+    def sum_to_src(self, x: Any, out: Tensor) -> None:
+        part = self._product(x, "dst")
+        out[self.cols[0]:self.cols[1]] += self.only(self.full(self.edge(x))).sum(0) if part is None else part
+
+    def flat(self, x: Any) -> Tensor:
+        x = self.full(self.edge(x))
+        return x.flatten(0, 1) if self.mask is None else x[self.mask]
+
+    def weighted(self, weight: Tensor, x: Any) -> Tensor:
+        out = self._contract(self.full(weight), x, "src")
+        return self.only(self.full(weight * self.edge(x))).sum(1) if out is None else out
+
+    def spread(self, y: Tensor) -> Tensor:
+        return y.unsqueeze(1)
+
+    def count(self) -> Tensor:
+        if self.mask is not None:
+            return self.mask.sum(1)
+        return torch.full((self.rows[1] - self.rows[0],), self.cols[1] - self.cols[0], device=self.number.device)
+
+    def amax(self, x: Any) -> Tensor:
+        return self._fold(self.full(self.edge(x)), "amax", -torch.inf)
+
+    def _fold(self, x: Tensor, how: str, empty: Any) -> Tensor:
+        if x.shape[1] == 0:
+            return x.new_full((x.shape[0], *x.shape[2:]), empty)
+        live = self._live(x)
+        return getattr(x if live is None else torch.where(live, x, empty), how)(1)
+
+    def first(self, x: Any, how: str) -> tuple[Tensor, Tensor]:
+        x = self.full(self.edge(x))
+        wide = x.to(torch.int64) if x.dtype == torch.bool else x
+        low = (-torch.inf if how == "amax" else torch.inf) if wide.is_floating_point() else getattr(torch.iinfo(wide.dtype), "min" if how == "amax" else "max")
+        best = self._fold(wide, how, low)
+        hit = wide == best.unsqueeze(1)
+        if x.is_floating_point():
+            hit |= torch.isnan(x) & torch.isnan(best.unsqueeze(1))
+        live = self._live(x)
+        hit = hit if live is None else hit & live
+        number = self.number.view(*self.number.shape, *[1] * (x.dim() - 2))
+        found = self._fold(torch.where(hit, number, _FAR_AWAY), "amin", _FAR_AWAY)
+        none = found == _FAR_AWAY
+        return torch.where(none, 0, best).to(x.dtype), torch.where(none, -1, found)
+
+    def store(self, out: Tensor, x: Any) -> None:
+        at = self.number.flatten() if self.mask is None else self.number[self.mask]
+        out[at] = self.flat(x).to(out.dtype)
+
+
+# ---- cutting a relation into such ranges ------------------------------------------------------------------------------------------------------
+
+def layouts(kind: str, ints: tuple, tensors: tuple, reverse: bool, device: Any, width: int) -> Iterator[Any]:
+    """Ranges of destinations that together hold each edge once. width: elements of edge values a pair needs."""
+    if not is_implicit(kind):
+        yield from _listed_csr(ints, tensors, device, width)
+    elif reverse:
+        yield from _reversed(kind, ints, tensors, device, width)
+    else:
+        yield from _implicit(kind, ints, tensors, device, width)
+
+
+def _cuts(offsets: Tensor, width: int) -> list[int]:
+    """Row boundaries with about BUDGET / width edges between them; a heavier row stands alone."""
+    rows, edges = offsets.shape[0] - 1, int(offsets[-1])
+    most = max(1, BUDGET // max(1, width))
+    if edges <= most:
+        return [0, rows]
+    marks = torch.arange(most, edges, most, device=offsets.device)
+    cut = torch.searchsorted(offsets, marks, right=True) - 1
+    both = torch.cat([cut, cut + 1]).clamp(0, rows)
+    return torch.unique(torch.cat([both, both.new_tensor([0, rows])])).tolist()
+
+
+def _listed_csr(ints: tuple, tensors: tuple, device: Any, width: int) -> Iterator[Listed]:
+    num_dst, num_src = ints[0], ints[1]
+    edges = tensors[1].shape[0]
+    # rows that were never checked may be anything: they are made to increase and to stay inside col
+    rowptr = tensors[0].to(torch.int64).clamp(0, edges).cummax(0).values if num_dst else tensors[0].to(torch.int64)
+    cuts = _cuts(rowptr, width)
+    starts = rowptr[torch.tensor(cuts, device=device)].tolist()
+    for a, b, first, last in zip(cuts, cuts[1:], starts, starts[1:]):
+        counts = rowptr[a + 1:b + 1] - rowptr[a:b]
+        dst = torch.repeat_interleave(torch.arange(b - a, device=device), counts, output_size=last - first)
+        src = tensors[1][first:last].to(torch.int64)
+        number = tensors[2][first:last].to(torch.int64) if len(tensors) == 3 else torch.arange(first, last, device=device)
+        good = (src >= 0) & (src < num_src) & (number >= 0) & (number < edges)
+        if not bool(good.all()):
+            dst, src, number = dst[good], src[good], number[good]
+        yield Listed((a, b), dst, src, number)
+
+
+def _spans(kind: str, ints: tuple, tensors: tuple, device: Any) -> tuple:
+    return row_intervals(kind, ints, tensors, 0, ints[0], device)
+
+
+def _implicit(kind: str, ints: tuple, tensors: tuple, device: Any, width: int) -> Iterator[Any]:
+    num_dst = ints[0]
+    spans = _spans(kind, ints, tensors, device)
+    first = edge_offsets(kind, ints, tensors, device)
+    step, ranges = _block_rows(num_dst, spans, width)
+    if step == 0:
+        yield from _listed_implicit(spans, first, device, width)
+        return
+    for a, (lo, hi, whole) in zip(range(0, num_dst, step), ranges):
+        b = min(a + step, num_dst)
+        cut = tuple([(s[a:b], e[a:b]) for s, e in spans])
+        j = torch.arange(lo, hi, device=device)
+        mask = None if whole else _inside(j, cut)
+        yield Blocked((a, b), (lo, hi), mask, _Numbers(j, cut, first[a:b]))
+
+
+def _block_rows(num_dst: int, spans: tuple, width: int) -> tuple[int, list]:
+    """Rows a block and each block's (first source, last source, no mask); 0 rows: blocks would hold far more pairs than edges."""
+    if num_dst == 0:
+        return 1, []
+    edges = int(sum((e - s).sum() for s, e in spans))
+    for step in (2048, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1):
+        if step >= 2 * num_dst and step > 1:
+            continue
+        ranges = _ranges(num_dst, spans, step)
+        pairs = step * sum(hi - lo for lo, hi, _ in ranges)
+        most = step * max([hi - lo for lo, hi, _ in ranges], default=0)
+        if most * width <= BUDGET and (pairs <= 4 * edges + 4096):
+            return step, ranges
+    return (0, []) if pairs > 8 * edges else (step, ranges)
+
+
+def _ranges(num_dst: int, spans: tuple, step: int) -> list:
+    count = -(-num_dst // step)
+    low, high, inner_low, inner_high = [], [], [], []
+    for s, e in spans:
+        empty = s >= e
+        low.append(_chunked(torch.where(empty, _FAR_AWAY, s), step, count, _FAR_AWAY).amin(1))
+        high.append(_chunked(torch.where(empty, -1, e), step, count, -1).amax(1))
+        inner_low.append(_chunked(s, step, count, -1).amax(1))
+        inner_high.append(_chunked(torch.where(empty, -1, e), step, count, _FAR_AWAY).amin(1))
+    lo, hi = torch.stack(low).amin(0), torch.stack(high).amax(0)
+    whole = (inner_low[0] == lo) & (inner_high[0] == hi) if len(spans) == 1 else torch.zeros_like(lo, dtype=torch.bool)
+    none = hi < 0
+    return list(zip(torch.where(none, 0, lo).tolist(), torch.where(none, 0, hi).tolist(), whole.tolist()))
+
+
+def _chunked(x: Tensor, step: int, count: int, fill: int) -> Tensor:
+    pad = count * step - x.shape[0]
+    return (torch.cat([x, x.new_full((pad,), fill)]) if pad else x).view(count, step)
+
+
+def _inside(j: Tensor, spans: tuple) -> Tensor:
+    mask = None
+    for s, e in spans:
+        m = (j >= s[:, None]) & (j < e[:, None])
+        mask = m if mask is None else mask | m
+    assert mask is not None
+    return mask
+
+
+class _Numbers:
+    """Edge numbers of a block, made when asked for: first[i] + rank of j among the sources of i."""
+
+    def __init__(self, j: Tensor, spans: tuple, first: Tensor) -> None:
+        self.j, self.spans, self.first = j, spans, first
+
+    def __call__(self) -> Tensor:
+        (s, e), rest = self.spans[0], self.spans[1:]
+        rank = self.j - s[:, None]
+        for s2, _ in rest:
+            rank = torch.where(self.j >= s2[:, None], self.j - s2[:, None] + (e - s)[:, None], rank)
+        return self.first[:, None] + rank
+
+
+def _listed_implicit(spans: tuple, first: Tensor, device: Any, width: int) -> Iterator[Listed]:
+    cuts = _cuts(first, width)
+    starts = first[torch.tensor(cuts, device=device)].tolist()
+    for a, b, begin, end in zip(cuts, cuts[1:], starts, starts[1:]):
+        counts = first[a + 1:b + 1] - first[a:b]
+        dst = torch.repeat_interleave(torch.arange(b - a, device=device), counts, output_size=end - begin)
+        number = torch.arange(begin, end, device=device)
+        rank = number - first[a:b][dst]
+        src = spans[0][0][a:b][dst] + rank
+        for s, e in spans[1:]:
+            before = (spans[0][1] - spans[0][0])[a:b][dst]
+            src = torch.where(rank >= before, s[a:b][dst] + rank - before, src)
+        yield Listed((a, b), dst, src, number)
+
+
+def _reversed(kind: str, ints: tuple, tensors: tuple, device: Any, width: int) -> Iterator[Blocked]:
+    """Destinations are the base's sources: a block holds all base rows that reach into the range."""
+    base_rows, base_cols = ints[0], ints[1]
+    spans = _spans(kind, ints, tensors, device)
+    first = edge_offsets(kind, ints, tensors, device)
+    step = int(max(1, min(base_cols, 512, BUDGET // max(1, width * max(1, base_rows)))))
+    for a in range(0, base_cols, step):
+        b = min(a + step, base_cols)
+        reach = torch.stack([(s < b) & (e > a) & (e > s) for s, e in spans]).any(0).nonzero()
+        lo, hi = (int(reach[0]), int(reach[-1]) + 1) if reach.shape[0] else (0, 0)
+        cut = tuple([(s[lo:hi], e[lo:hi]) for s, e in spans])
+        j = torch.arange(a, b, device=device)
+        numbers = _Numbers(j, cut, first[lo:hi])
+        yield Blocked((a, b), (lo, hi), _inside(j, cut).t(), lambda numbers=numbers: numbers().t())

@@ -1,0 +1,256 @@
+"""Radius and nearest-neighbour searches in torch operations: a cell list, batched, any device, any number of dimensions.
+
+Nodes are sorted by the cell they lie in, over the (at most three) widest dimensions; the candidates of a node are a
+few runs of that order, found by searchsorted, and are measured in all dimensions. A chunk of candidates at a time, so
+that memory is O(nodes + edges) plus a constant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise, product
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tiga.errors import TigaError
+from tiga.graph_checks import integers, number
+
+CHUNK = 2**20
+"""Coordinates of candidate pairs measured at a time."""
+
+GRID_DIMENSIONS = 3
+
+KEYS = 2**62
+"""Cells that may be told apart; dimensions beyond that are left to the measuring."""
+
+SAMPLES = 16
+"""Nodes whose k-th neighbour is found by looking at all, to begin a nearest-neighbour search at their scale."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Nodes in the order of their cells: `keys` ascends and `nodes` goes with it; `key_of` is by node."""
+
+    keys: Tensor
+    nodes: Tensor
+    key_of: Tensor
+    runs: tuple[int, ...]
+    """Key distances from a cell to the middles of the runs of three cells around it."""
+
+
+def check_points(positions: Any, batch: Any, asked: str) -> Tensor | None:
+    """Raises unless positions are (num_nodes, dim) floating point and batch one integer a node; returns batch."""
+    if not isinstance(positions, Tensor) or not positions.dtype.is_floating_point:
+        kind = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
+        raise TypeError(f"{asked}: positions must be a floating-point tensor, got {kind}. Write positions.float().")
+    if positions.dim() != 2 or positions.shape[1] == 0:
+        raise TigaError(
+            f"{asked}: positions must have shape (num_nodes, dim) with dim >= 1, got "
+            f"({', '.join(number(n) for n in positions.shape)}). Points on a line are positions[:, None]."
+        )
+    if batch is None:
+        return None
+    batch = integers(batch, "batch", asked)
+    if batch.shape[0] != positions.shape[0]:
+        raise TigaError(
+            f"{asked}: batch has {number(batch.shape[0])} entries, but positions has {number(positions.shape[0])} "
+            "nodes. Give the number of its sample for every node."
+        )
+    if batch.device != positions.device:
+        raise TigaError(
+            f"{asked}: positions is on {positions.device}, but batch is on {batch.device}. Move them to one device."
+        )
+    return batch
+
+
+def check_cutoff(cutoff: Any) -> Any:
+    if isinstance(cutoff, (bool, Tensor)) or not isinstance(cutoff, (int, float, Real, torch.SymFloat)):
+        kind = type(cutoff).__name__
+        raise TypeError(f"Graph.radius: cutoff must be a Python number, got a {kind}. Write float(cutoff).")
+    # written so that nan fails too
+    if not cutoff >= 0:
+        raise TigaError(f"Graph.radius: cutoff is {cutoff}, but a distance is 0 or more.")
+    return float(cutoff)
+
+
+def radius_edges(
+    positions: Tensor, cutoff: float, batch: Tensor | None = None, loop: bool = False, max_neighbors: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """{(i, j): |x_j - x_i| <= cutoff}, as (rowptr [num_nodes + 1], col [num_edges]), int64, ordered by (i, j).
+
+    j = i only with loop; pairs of different batch never. Raises for positions that are not finite, and for a node with more
+    than max_neighbors.
+    """
+    batch = check_points(positions, batch, "Graph.radius")
+    cutoff = check_cutoff(cutoff)
+    _check_finite(positions, "Graph.radius")
+    num_nodes = positions.shape[0]
+    nodes = torch.arange(num_nodes, device=positions.device)
+    found = [(dst, src) for dst, src, _ in _pairs(positions, cutoff, batch, nodes, loop)]
+    dst, src = (torch.cat(part) for part in zip(*found)) if found else (nodes[:0], nodes[:0])
+    rowptr = torch.searchsorted(dst, torch.arange(num_nodes + 1, device=dst.device))
+    if max_neighbors is not None and num_nodes:
+        most, node = rowptr.diff().max(0)
+        if most > max_neighbors:
+            raise TigaError(
+                f"Graph.radius: node {int(node)} has {int(most)} neighbours within {cutoff}, more than max_neighbors="
+                f"{max_neighbors}. The result is never cut: raise max_neighbors, lower the cutoff, or use Graph.knn."
+            )
+    return rowptr, src
+
+
+def knn_edges(positions: Tensor, k: int, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """{(i, j): j among the k nearest to i, j != i}, as (rowptr [num_nodes + 1], col), int64, ordered by (i, j).
+
+    Of equally near nodes the lower; fewer than k where the batch has no more. The search radius doubles for the nodes that
+    have not found enough.
+    """
+    batch = check_points(positions, batch, "Graph.knn")
+    _check_finite(positions, "Graph.knn")
+    num_nodes, device = positions.shape[0], positions.device
+    pending = torch.arange(num_nodes, device=device)
+    available = _batch_sizes(batch, num_nodes, device) - 1
+    wanted = available.clamp_max(k)
+    pending = pending[wanted > 0]
+    cutoff, diagonal = _first_radius(positions, k, batch)
+    found: list[tuple[Tensor, Tensor]] = []
+    while pending.numel():
+        if cutoff > 2 * diagonal:
+            cutoff = math.inf
+        enough = torch.zeros(num_nodes, dtype=torch.bool, device=device)
+        for dst, src, squared in _pairs(positions, cutoff, batch, pending, loop=False):
+            dst, src, count = _nearest(dst, src, squared, wanted)
+            complete = count == wanted[dst]
+            enough[dst[complete]] = True
+            found.append((dst[complete], src[complete]))
+        pending, cutoff = pending[~enough[pending]], 2 * cutoff
+    dst, src = (torch.cat(part) for part in zip(*found)) if found else (pending, pending)
+    order = (dst * num_nodes + src).argsort()
+    return torch.searchsorted(dst[order], torch.arange(num_nodes + 1, device=device)), src[order]
+
+
+def _check_finite(positions: Tensor, asked: str) -> None:
+    finite = positions.isfinite().all(1)
+    if not finite.all():
+        node = int((~finite).to(torch.int8).argmax())
+        raise TigaError(f"{asked}: positions of node {node} are {positions[node].tolist()}, but must be finite.")
+
+
+def _batch_sizes(batch: Tensor | None, num_nodes: int, device: torch.device) -> Tensor:
+    """Number of nodes of each node's batch."""
+    if batch is None:
+        return torch.full((num_nodes,), num_nodes, device=device)
+    _, which, counts = batch.unique(return_inverse=True, return_counts=True)
+    return counts[which]
+
+
+def _grid(positions: Tensor, cutoff: float, batch: Tensor | None) -> Grid:
+    """Cells at least as wide as the cutoff, so that neighbours lie in adjacent cells of every dimension."""
+    points = positions.to(torch.float64)
+    low, high = points.aminmax(dim=0)
+    extent = high - low
+    # A difference is rounded in the dtype of positions: the margin covers what rounding can bring inside the cutoff.
+    reach = cutoff * (1 + 1e-5 + 2 * torch.finfo(positions.dtype).eps)
+    limits = torch.finfo(torch.float64)
+    # At most 2^32 cells a dimension, so that a cell is found to 1e-6 of its width.
+    width = (extent / 2**32).clamp_min(max(min(reach, limits.max), limits.tiny))
+    cell = torch.where(extent.isfinite(), (points - low) / width, 0).floor().to(torch.int64)
+    key = torch.zeros_like(cell[:, 0]) if batch is None else batch.unique(return_inverse=True)[1]
+    cells, steps = int(key.max()) + 1, [0]
+    for d in extent.argsort(descending=True)[:GRID_DIMENSIONS].tolist():
+        place = _without_gaps(cell[:, d])
+        count = int(place.max()) + 2
+        if cells * count >= KEYS:
+            break
+        key, cells = key * count + place, cells * count
+        steps = [step * count + move for step, move in product(steps, (-1, 0, 1))]
+    keys, nodes = key.sort(stable=True)
+    # The last dimension's three cells follow one another: one run.
+    return Grid(keys, nodes, key, tuple(steps[1::3]) if len(steps) > 1 else (0,))
+
+
+def _without_gaps(cell: Tensor) -> Tensor:
+    """Cells counted from 1 with runs of empty ones shortened to one: adjacent cells stay so, and no others become so.
+
+    A cluster far from the rest then costs no keys. The empty cell before the first, and after the last, is what a step over
+    the side lands in: it never wraps into the row, or the sample, beside it.
+    """
+    values, which = cell.unique(return_inverse=True)
+    places = torch.cat([values.new_ones(1), values.diff().clamp_max(2)]).cumsum(0)
+    return places[which]
+
+
+def _pairs(
+    positions: Tensor, cutoff: float, batch: Tensor | None, rows: Tensor, loop: bool
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Chunks of (dst, src, squared distance) within the cutoff, ordered by (dst, src); a row's pairs are in one chunk."""
+    if rows.numel() == 0:
+        return
+    grid = _grid(positions, cutoff, batch)
+    # Two points 0.1 apart in float32 are within 0.1, which as a float64 is less.
+    rounded = float(torch.tensor(cutoff, dtype=positions.dtype, device="cpu"))
+    bound = max(cutoff, rounded) if math.isfinite(rounded) else cutoff
+    runs = torch.tensor(grid.runs, device=rows.device)
+    chunk = max(CHUNK // positions.shape[1], 1)
+    for some in rows.split(chunk):
+        middle = grid.key_of[some][:, None] + runs
+        first = torch.searchsorted(grid.keys, middle - 1)
+        counts = torch.searchsorted(grid.keys, middle + 1, right=True) - first
+        ends = counts.sum(1).cumsum(0)
+        # Where the running number of candidates passes each multiple of `chunk`.
+        marks = torch.arange(0, int(ends[-1]), chunk, device=rows.device)[1:]
+        cuts = sorted({0, *torch.searchsorted(ends, marks).tolist(), len(some)})
+        for begin, end in pairwise(cuts):
+            piece = slice(begin, end)
+            yield _measured(positions, grid, bound * bound, some[piece], first[piece], counts[piece], loop)
+
+
+def _measured(
+    positions: Tensor, grid: Grid, bound: float, rows: Tensor, first: Tensor, counts: Tensor, loop: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    flat, num_runs = counts.flatten(), counts.shape[1]
+    run = torch.repeat_interleave(torch.arange(len(flat), device=rows.device), flat)
+    rank = torch.arange(len(run), device=rows.device) - (flat.cumsum(0) - flat)[run]
+    src = grid.nodes[first.flatten()[run] + rank]
+    dst = rows[run // num_runs]
+    # Subtract first, in the dtype given: what edge.displacement is, and the same wherever the points are moved.
+    squared = (positions[src] - positions[dst]).to(torch.float64).square().sum(1)
+    near = squared <= bound
+    if not loop:
+        near &= src != dst
+    dst, src, squared = dst[near], src[near], squared[near]
+    order = (dst * positions.shape[0] + src).argsort()
+    return dst[order], src[order], squared[order]
+
+
+def _nearest(dst: Tensor, src: Tensor, squared: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The first `wanted[i]` of each row by (distance, source), with the number kept of their row beside each."""
+    order = squared.argsort(stable=True)
+    order = order[dst[order].argsort(stable=True)]
+    dst, src = dst[order], src[order]
+    rows, which, counts = dst.unique_consecutive(return_inverse=True, return_counts=True)
+    rank = torch.arange(len(dst), device=dst.device) - (counts.cumsum(0) - counts)[which]
+    keep = rank < wanted[dst]
+    return dst[keep], src[keep], torch.minimum(counts, wanted[rows])[which][keep]
+
+
+def _first_radius(positions: Tensor, k: int, batch: Tensor | None) -> tuple[float, float]:
+    """(radius that holds the k nearest of most nodes, by a sample of them, and the diagonal of the box of all nodes)."""
+    num_nodes = positions.shape[0]
+    if num_nodes == 0:
+        return 0.0, 0.0
+    low, high = positions.to(torch.float64).aminmax(dim=0)
+    diagonal = float((high - low).norm())
+    distances = []
+    for node in range(0, num_nodes, max(num_nodes // SAMPLES, 1)):
+        squared = (positions - positions[node]).to(torch.float64).square().sum(1)
+        if batch is not None:
+            squared = squared[batch == batch[node]]
+        distances.append(squared.kthvalue(min(k + 1, squared.shape[0]))[0])
+    typical = float(torch.stack(distances).median().sqrt())
+    return max(1.25 * typical, diagonal * 2**-20), diagonal

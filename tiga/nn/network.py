@@ -1,0 +1,35 @@
+"""A network per edge."""
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import nn
+
+from tiga.errors import TigaError
+
+
+class EdgeNetwork(nn.Module):
+    """y[e] = module(cat(x0[e], x1[e], ..., dim=-1)), for every edge e. Use it in an edge function; its parameters get gradients.
+
+    module: Sequential, Linear, activations, norms, or any module of traceable operations. block_e and num_warps ask the kernels for a launch geometry:
+    edges a program visits at a time, and warps a program; they never change results.
+    """
+
+    def __init__(self, module: nn.Module, block_e: Optional[int] = None, num_warps: Optional[int] = None) -> None:
+        super().__init__()
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"tg.nn.trace: module is {type(module).__name__}; give an nn.Module.")
+        for name, x in (("block_e", block_e), ("num_warps", num_warps)):
+            if x is not None and (not isinstance(x, int) or x < 1 or x & (x - 1)):
+                raise TigaError(f"tg.nn.trace: {name}={x}; it is a power of two, or None for the default.")
+        self.module = module
+        self.block_e, self.num_warps = block_e, num_warps
+
+    def forward(self, *values: Any) -> Any:
+        return self.module(torch.cat(values, dim=-1) if len(values) > 1 else values[0])
+
+
+def trace(module: nn.Module, block_e: Optional[int] = None, num_warps: Optional[int] = None) -> EdgeNetwork:
+    """y[e] = module(cat(arguments[e])) per edge: see EdgeNetwork."""
+    return EdgeNetwork(module, block_e, num_warps)

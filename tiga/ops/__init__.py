@@ -1,0 +1,2 @@
+"""What PyTorch knows of tiga: torch.ops.tiga.*"""
+from tiga.ops import propagate as propagate

@@ -1,0 +1,25 @@
+"""The one torch.library namespace of tiga."""
+from __future__ import annotations
+
+import sys
+from typing import Any, Callable
+
+import torch
+
+LIB = torch.library.Library("tiga", "DEF")
+
+
+def outside_dynamo(fn: Callable) -> Callable:
+    """Keeps Dynamo from compiling the body of an operator called in an eager frame, without importing Dynamo for those who never compile."""
+    disabled: Any = None
+
+    def call(*args: Any) -> Any:
+        nonlocal disabled
+        if disabled is None:
+            if "torch._dynamo" not in sys.modules:
+                return fn(*args)
+            disabled = torch._dynamo.disable(fn)
+        return disabled(*args)
+
+    call.__name__, call.__doc__ = fn.__name__, fn.__doc__
+    return call

@@ -1,0 +1,273 @@
+"""tiga::propagate - everything PyTorch knows of the operator that runs programs.
+
+    propagate(str program, Tensor[] tensors, SymInt[] ints, float[] scalars) -> Tensor[]
+
+tensors: the program's operands in the order of its head, then the relation's tensors. ints: (num_dst, num_src, ...) as the relation's kind says.
+Outputs are contiguous whatever the inputs' strides. The gradient is propagate again, of the adjoint program; so is the gradient of that.
+"""
+from __future__ import annotations
+
+import warnings
+from typing import Any, Optional, Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd.function import _SingleLevelFunction
+
+from tiga import relations
+from tiga.adjoint import Derived, adjoint, augment, saved_outputs, tangent
+from tiga.errors import TigaError
+from tiga.ops.autocast import autocast
+from tiga.ops.batch import batched
+from tiga.ops.library import LIB, outside_dynamo
+from tiga.program import Program, evaluate_size, parse
+from tiga.reference import interpret
+from tiga.types import DTYPES, Total
+
+LIB.define("propagate(str program, Tensor[] tensors, SymInt[] ints, float[] scalars) -> Tensor[]",
+           tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
+_op = torch.ops.tiga.propagate.default
+
+# the numbers each kind's ints hold
+_NUM_INTS = {kind: len(row.int_names) for kind, row in relations.RELATIONS.items()}
+
+
+# ---- what must hold, and what comes out ---------------------------------------------------------------------------------------------------------
+
+def check(p: Program, tensors: Sequence[Tensor], ints: Sequence[Any], scalars: Sequence[float]) -> None:
+    """Shapes, dtypes and devices, as the program's head declares them: the same eager and compiled."""
+    if len(tensors) != p.num_tensors:
+        raise TigaError(f"tiga::propagate: the program reads {len(p.operands)} operands and its relation {p.relation_tensors} tensors; {len(tensors)} were given.")
+    if len(ints) != _NUM_INTS[p.kind]:
+        raise TigaError(f"tiga::propagate: a {p.kind} relation has {_NUM_INTS[p.kind]} ints {relations.RELATIONS[p.kind].int_names}; {len(ints)} were given.")
+    if len(scalars) != len(p.scalars):
+        raise TigaError(f"tiga::propagate: the program reads {len(p.scalars)} scalars; {len(scalars)} were given.")
+    device = tensors[0].device
+    rows = {"dst": ints[1] if p.reverse else ints[0], "src": ints[0] if p.reverse else ints[1]}
+    edges = relations.num_edges(p.kind, tuple(ints), tuple(tensors[len(p.operands):])) if p.kind in ("dense", "csr") else None
+    for o, t in zip(p.operands, tensors):
+        _check_operand(o, t, device)
+        wanted = rows.get(o.place, edges if o.place == "edge" else None)
+        if wanted is not None and t.shape[0] != wanted:
+            raise TigaError(f"{o.place} field {o.name!r} has {t.shape[0]} rows, but the graph has {wanted} {_ROWS[o.place]}.")
+    for t in tensors[len(p.operands):]:
+        if t.device != device:
+            raise TigaError(f"the graph's tensors are on {t.device}, {p.operands[0].place} field {p.operands[0].name!r} on {device}. Move the graph with graph.to(...).")
+    _check_sizes(p, tensors)
+
+
+_ROWS = {"dst": "destinations", "src": "sources", "edge": "edges"}
+
+
+def _check_operand(o: Any, t: Tensor, device: torch.device) -> None:
+    if t.device != device:
+        raise TigaError(f"{o.place} field {o.name!r} is on {t.device}, others on {device}. Put all fields on one device.")
+    if t.dtype != DTYPES[o.dtype]:
+        raise TigaError(f"{o.place} field {o.name!r} is {t.dtype}, but the program was traced for {DTYPES[o.dtype]}.")
+    features = t.shape if o.place == "shared" else t.shape[1:]
+    if o.flag == "number":
+        features = features[:0]
+    if len(features) != len(o.sizes) or (o.place != "shared" and t.dim() == 0):
+        raise TigaError(f"{o.place} field {o.name!r} has {len(features)} feature dimensions, but the program was traced for {len(o.sizes)}.")
+    for k, (size, mark) in enumerate(zip(features, o.sizes)):
+        if (mark == 1) != (size == 1):
+            raise TigaError(f"{o.place} field {o.name!r} has size {size} in feature dimension {k}, but the program was traced for {'1' if mark == 1 else 'another size than 1'}.")
+
+
+def _check_sizes(p: Program, tensors: Sequence[Tensor]) -> None:
+    if not p.conditions:
+        return
+    shapes = tuple([t.shape for t in tensors])
+    for a, b in p.conditions:
+        have = evaluate_size(a, shapes, p.operands)
+        if isinstance(b, Total) and b.rule == "at least":
+            if have < b.parts[0]:
+                raise TigaError(f"a slice needs a feature size of at least {b.parts[0]}; {_where(a, p)} is {have}.")
+            continue
+        want = evaluate_size(b, shapes, p.operands)
+        if have != want:
+            raise TigaError(f"feature sizes differ: {_where(a, p)} is {have}, {_where(b, p)} is {want}.")
+
+
+def _where(size: Any, p: Program) -> str:
+    if isinstance(size, tuple) and not isinstance(size, Total):
+        o = p.operands[size[0]]
+        return f"feature dimension {size[1]} of {o.place} field {o.name!r}"
+    return "the other" if isinstance(size, Total) else "the size written in the program"
+
+
+def allocate(p: Program, tensors: Sequence[Tensor], ints: Sequence[Any]) -> list[Tensor]:
+    """Empty outputs: rows of the value's place, then its feature sizes; contiguous."""
+    shapes = tuple([t.shape for t in tensors])
+    outputs = []
+    for ref in p.returns:
+        t = p.types[ref]
+        sizes = [evaluate_size(s, shapes, p.operands) for s in t.sizes]
+        rows = [] if t.place == "shared" else [_rows(p, t.place, tensors, ints)]
+        outputs.append(tensors[0].new_empty(rows + sizes, dtype=DTYPES[t.dtype]))
+    return outputs
+
+
+def _rows(p: Program, place: str, tensors: Sequence[Tensor], ints: Sequence[Any]) -> Any:
+    """A tensor's own row count where there is one, so that no condition between sizes is asked of a compiler."""
+    for o, t in zip(p.operands, tensors):
+        if o.place == place:
+            return t.shape[0]
+    if place == "edge":
+        relation = tuple(tensors[len(p.operands):])
+        if p.kind in ("blocks", "intervals") and isinstance(ints[2], int) and ints[2] < 0 and torch._subclasses.fake_tensor.is_fake(tensors[0]):
+            return torch.library.get_ctx().new_dynamic_size()
+        return relations.num_edges(p.kind, tuple(ints), relation)
+    return ints[(0 if place == "dst" else 1) ^ int(p.reverse)]
+
+
+# ---- implementations ----------------------------------------------------------------------------------------------------------------------------
+
+def composite(program: str, tensors: list[Tensor], ints: list[int], scalars: list[float]) -> list[Tensor]:
+    """Any device: torch operations, range by range."""
+    p = parse(program)
+    check(p, tensors, ints, scalars)
+    outputs = allocate(p, tensors, ints)
+    if tensors[0].device.type == "cuda":
+        _warn_composite()
+    interpret(p, tensors, ints, scalars, outputs)
+    return outputs
+
+
+_warned: set[str] = set()
+
+
+def _warn_composite() -> None:
+    if "composite" not in _warned:
+        _warned.add("composite")
+        warnings.warn("tiga: programs run on CUDA through torch operations, range by range (correct, not fused): "
+                      "no kernel is available for them in this version.", stacklevel=2)
+
+
+def fake(program: str, tensors: list[Tensor], ints: list[Any], scalars: list[float]) -> list[Tensor]:
+    _install_inductor()
+    p = parse(program)
+    check(p, tensors, ints, scalars)
+    return allocate(p, tensors, ints)
+
+
+def _install_inductor() -> None:
+    try:
+        from tiga import inductor
+    except ImportError:
+        return                                                 # tiga/inductor may be deleted: the operator then stays opaque
+    inductor.install()
+
+
+# ---- autograd ---------------------------------------------------------------------------------------------------------------------------------------
+
+def derived_call(d: Derived, p: Program, tensors: Sequence[Tensor], extra: dict[int, Tensor], outputs: Sequence[Tensor],
+                 ints: Sequence[Any], scalars: Sequence[float]) -> list[Tensor]:
+    """Run a program that was derived from `p`."""
+    read = {"operand": tensors, "extra": extra, "saved": outputs}
+    chosen = [read[what][k] for what, k in d.reads]            # type: ignore[index]
+    return _op(d.text, [*chosen, *tensors[len(p.operands):]], list(ints), [scalars[k] for k in d.scalars])
+
+
+class _Propagate(_SingleLevelFunction):
+    @staticmethod
+    def forward(ctx: Any, program: str, ints: list, scalars: list, *tensors: Tensor) -> tuple[Tensor, ...]:
+        # grad mode is off in here; an inner functorch level must see it on, or it builds no graph
+        with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+            outputs = tuple(_op(program, list(tensors), ints, scalars))
+        ctx.call = (program, ints, scalars)
+        p = parse(program)
+        keep = set(saved_outputs(p).values())
+        ctx.kept = tuple(sorted(keep))
+        ctx.mark_non_differentiable(*[o for o in outputs if not o.is_floating_point()])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *[outputs[k] for k in ctx.kept])
+        ctx.save_for_forward(*tensors, *[outputs[k] for k in ctx.kept])
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Optional[Tensor]) -> tuple:
+        program, ints, scalars = ctx.call
+        p = parse(program)
+        saved = ctx.saved_tensors
+        tensors, kept = saved[:p.num_tensors], dict(zip(ctx.kept, saved[p.num_tensors:]))
+        given = tuple([k for k, g in enumerate(grads) if g is not None])
+        wanted = tuple([i for i, o in enumerate(p.operands) if ctx.needs_input_grad[3 + i] and p.types[o.ref].floating])
+        result: list[Optional[Tensor]] = [None] * (3 + p.num_tensors)
+        if given and wanted:
+            d = adjoint(program, wanted, given)
+            if d.returns:
+                outputs = _Lookup(kept)
+                for i, g in zip(d.returns, derived_call(d, p, tensors, dict(enumerate(grads)), outputs, ints, scalars)):  # type: ignore[arg-type]
+                    result[3 + i] = g                           # type: ignore[index]
+        return tuple(result)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Optional[Tensor]) -> tuple:
+        program, ints, scalars = ctx.call
+        p = parse(program)
+        saved = ctx.saved_tensors
+        tensors, kept = saved[:p.num_tensors], dict(zip(ctx.kept, saved[p.num_tensors:]))
+        moving = tuple([i for i in range(len(p.operands)) if tangents[3 + i] is not None])
+        d = tangent(program, moving)
+        result: list[Optional[Tensor]] = [None] * len(p.returns)
+        if d.returns:
+            extra = {i: tangents[3 + i] for i in moving}
+            for k, t in zip(d.returns, derived_call(d, p, tensors, extra, _Lookup(kept), ints, scalars)):                 # type: ignore[arg-type]
+                result[k] = t                                   # type: ignore[index]
+        return tuple(result)
+
+
+class _Lookup(dict):
+    """Saved outputs by their number."""
+
+
+def autograd(program: str, tensors: list[Tensor], ints: list[int], scalars: list[float]) -> list[Tensor]:
+    moving = _has_tangent(tensors)
+    if moving or (torch.is_grad_enabled() and any([t.requires_grad for t in tensors])):
+        visible = len(parse(program).returns)
+        full = augment(program)
+        if torch._C._are_functorch_transforms_active():
+            from torch._functorch.utils import enable_single_level_autograd_function
+            with enable_single_level_autograd_function():
+                return list(_Propagate.apply(full, ints, scalars, *tensors)[:visible])
+        return list(_Propagate.apply(full, ints, scalars, *tensors)[:visible])
+    with torch._C._AutoDispatchBelowAutograd():
+        return _op(program, tensors, ints, scalars)
+
+
+def _has_tangent(tensors: Sequence[Tensor]) -> bool:
+    import torch.autograd.forward_ad as forward_ad
+    return forward_ad._current_level >= 0 and any([forward_ad.unpack_dual(t).tangent is not None for t in tensors])
+
+
+# ---- autocast, vmap -----------------------------------------------------------------------------------------------------------------------------------
+
+def _autocast_kernel(device_type: str) -> Any:
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, "AutocastCPU" if device_type == "cpu" else "AutocastCUDA"))
+
+    def kernel(program: str, tensors: list[Tensor], ints: list[int], scalars: list[float]) -> list[Tensor]:
+        dtype = torch.get_autocast_dtype(device_type)
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return _op(autocast(program, dtype), tensors, ints, scalars)
+    return kernel
+
+
+def vmap(info: Any, in_dims: tuple, program: str, tensors: list[Tensor], ints: list[int], scalars: list[float]) -> tuple:
+    dims = in_dims[1]
+    p = parse(program)
+    for k, (t, d) in enumerate(zip(tensors, dims)):
+        if d is not None and k >= len(p.operands):
+            raise TigaError("vmap over a graph: the graph's own tensors cannot be mapped. Map over fields, and use one graph for all.")
+    text, moved = batched(p, tensors, tuple(dims))
+    outputs = _op(text, moved, ints, scalars)
+    out_dims = [0 if p.types[r].place == "shared" else 1 for r in p.returns]
+    return outputs, out_dims
+
+
+LIB.impl("propagate", outside_dynamo(composite), "CompositeExplicitAutograd")
+LIB.impl("propagate", outside_dynamo(autograd), "Autograd")
+LIB.impl("propagate", outside_dynamo(_autocast_kernel("cpu")), "AutocastCPU")
+LIB.impl("propagate", outside_dynamo(_autocast_kernel("cuda")), "AutocastCUDA")
+torch.library.register_fake("tiga::propagate", fake, lib=LIB)
+torch.library.register_vmap("tiga::propagate", vmap, lib=LIB)

@@ -1,0 +1,189 @@
+"""One row a reducer: what it gives, what it means on one segment, its adjoint and its tangent as edge expressions.
+
+`segments` is how a reference path folds: `sum(x)`, `amax(x)`, `amin(x)` fold an edge value over each segment, `spread(y)` reads a segment's value at
+its edges, `weighted(w, x)` is sum(w * x), `number` are the edge numbers. `adjoint(b, place, args, results, grads)` speaks program values: `results` are the
+saved results before the epilogue, read at the segment's place; it returns one edge cotangent (or None) an argument. `tangent` gives the results' tangents.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable, Optional
+
+import torch
+
+from tiga.errors import TigaError
+from tiga.types import Type, broadcast_sizes
+
+Results = tuple
+
+
+@dataclass(frozen=True)
+class ReducerRow:
+    """places: where it may fold to. keeps: the names of its results; the first is the value."""
+
+    name: str
+    arity: int
+    keeps: tuple[str, ...]
+    rule: Callable[[str, tuple, Callable], tuple[Type, ...]]
+    reference: Callable[..., Results]
+    adjoint: Optional[Callable[..., tuple]]
+    tangent: Optional[Callable[..., tuple]] = None
+    places: tuple[str, ...] = ("dst",)
+
+
+def _strong(t: Type, place: str, dtype: str | None = None, sizes: Any = None) -> Type:
+    return Type(place, dtype or ("f32" if t.weak and t.dtype == "f64" else t.dtype), t.sizes if sizes is None else sizes)
+
+
+def _accumulate(dtype: str) -> str:
+    return "i64" if dtype in ("bool", "u8", "i8", "i16", "i32") else dtype
+
+
+def _sum_rule(place, types, unify):
+    t = _strong(types[0], place)
+    return (Type(place, _accumulate(t.dtype), t.sizes),)
+
+
+def _extreme_rule(place, types, unify):
+    t = _strong(types[0], place)
+    return (t, Type(place, "i64", t.sizes))
+
+
+def _count_rule(place, types, unify):
+    return (Type(place, "i64", ()),)
+
+
+def _softmax_rule(place, types, unify):
+    score, value = types
+    if len(score.sizes) != len(value.sizes):
+        raise TigaError(f"softmax of a score with {len(score.sizes)} and a value with {len(value.sizes)} feature dimensions")
+    sizes = broadcast_sizes((score.sizes, value.sizes), unify)
+    for have, want in zip(value.sizes, sizes):
+        unify(have, want) if isinstance(have, tuple) or isinstance(want, tuple) or have == want else _too_large(score, value)
+    lse = "f64" if "f64" in (score.dtype if not score.weak else "", value.dtype if not value.weak else "") else "f32"
+    dtype = _strong(value, place).dtype
+    return (Type(place, dtype if value.floating else "f32", value.sizes), Type(place, lse, score.sizes))
+
+
+def _too_large(score, value):
+    raise TigaError(f"the score's features {tuple(score.sizes)} do not fit the value's {tuple(value.sizes)}: each must be 1 or equal, counted from the left")
+
+
+def _dot_rule(place, types, unify):
+    g, x = types
+    for a, b in zip(g.sizes[:-1], x.sizes[:-1]):
+        unify(a, b)
+    return (Type(place, g.dtype, (g.sizes[-1], x.sizes[-1])),)
+
+
+def _scatter_rule(place, types, unify):
+    g, _i, table = types
+    return (Type(place, g.dtype, table.sizes),)
+
+
+# ---- meaning on one block of segments -------------------------------------------------------------------------------------------------------
+
+def _softmax(segments, score, value):
+    """m + log sum exp(score - m), and the mean of value under exp(score - m): a segment without finite m gives 0 and -inf."""
+    score = segments.edge(score)
+    peak = segments.amax(score)
+    safe = torch.where(peak == -torch.inf, 0.0, peak)
+    weight = torch.exp(score - segments.spread(safe))
+    weight = segments.only(weight)
+    total = segments.sum(weight)
+    out = segments.weighted(weight, value)
+    none = total == 0
+    out = torch.where(none, 0.0, out / torch.where(none, 1.0, total))
+    return out, safe + torch.log(total)
+
+
+def _extreme(fold):
+    def meaning(segments, x):
+        best, number = segments.first(x, fold)
+        return best, number
+    return meaning
+
+
+# ---- adjoints: edge cotangents of the arguments ---------------------------------------------------------------------------------------------
+
+def _sum_adjoint(b, place, args, results, grads):
+    return (grads[0],)
+
+
+def _extreme_adjoint(b, place, args, results, grads):
+    if grads[0] is None:
+        return (None,)
+    return (b.emit("where", (b.emit("eq", (b.emit("number", ()), results[1])), grads[0], 0.0)),)
+
+
+def _softmax_adjoint(b, place, args, results, grads):
+    """p = exp(score - lse); d value = p grad; d score = p (<grad, value> - delta), delta = <grad, out> - grad_lse."""
+    score, value = args
+    out, lse = results
+    grad, grad_lse = grads
+    none = b.emit("eq", (lse, float("-inf")))
+    weight = b.emit("where", (none, 0.0, b.emit("exp", (score - b.emit("where", (none, 0.0, lse)),))))
+    inner = delta = None
+    if grad is not None:
+        grad = b.widen(grad, lse.type.dtype)
+        inner, delta = b.fold(grad * value, value, score), b.fold(grad * out, out, score)
+    if grad_lse is not None:
+        delta = -grad_lse if delta is None else delta - grad_lse
+    change = None if delta is None else -delta if inner is None else inner - delta
+    return (None if change is None else weight * change, None if grad is None else weight * grad)
+
+
+def _softmax_tangent(b, place, args, results, tangents):
+    """d out = sum p dvalue + sum p dscore (value - out); d lse = sum p dscore."""
+    score, value = args
+    out, lse = results
+    dscore, dvalue = tangents
+    none = b.emit("eq", (lse, float("-inf")))
+    weight = b.emit("where", (none, 0.0, b.emit("exp", (score - b.emit("where", (none, 0.0, lse)),))))
+    dout = dlse = None
+    if dscore is not None:
+        slope = weight * dscore
+        dlse = b.fold_edges(place, slope)
+        dout = b.fold_edges(place, slope * value) - dlse * out
+    if dvalue is not None:
+        part = b.fold_edges(place, weight * dvalue)
+        dout = part if dout is None else dout + part
+    return dout, dlse
+
+
+def _extreme_tangent(b, place, args, results, tangents):
+    return b.fold_edges(place, b.emit("where", (b.emit("eq", (b.emit("number", ()), results[1])), tangents[0], 0.0))), None
+
+
+def _dot_adjoint(b, place, args, results, grads):
+    """sum_e g[e] x[e]^T: each argument's cotangent is the other times the grad, one matrix product an edge."""
+    g, x = args
+    return (b.emit("linear", (x, grads[0])), b.emit("linear", (g, b.emit("permute", (grads[0],), ("-1", "-2")))))
+
+
+def _scatter_adjoint(b, place, args, results, grads):
+    return (b.emit("gather", (grads[0], args[1])), None, None)
+
+
+def _dot_tangent(b, place, args, results, tangents):
+    parts = [b.reduce(place, "dot", pair)[0] for pair, moved in (((tangents[0], args[1]), tangents[0]), ((args[0], tangents[1]), tangents[1]))
+             if moved is not None]
+    return (parts[0] if len(parts) == 1 else parts[0] + parts[1],)
+
+
+def _scatter_tangent(b, place, args, results, tangents):
+    return (None if tangents[0] is None else b.reduce(place, "scatter", (tangents[0], args[1], args[2]))[0],)
+
+
+_ROWS = (
+    ReducerRow("sum", 1, ("value",), _sum_rule, lambda segments, x: (segments.sum(x),), _sum_adjoint,
+               lambda b, place, args, results, tangents: (b.fold_edges(place, tangents[0]),), ("dst", "src", "shared")),
+    ReducerRow("count", 0, ("value",), _count_rule, lambda segments: (segments.count(),), lambda b, place, args, results, grads: (), None),
+    ReducerRow("max", 1, ("value", "number"), _extreme_rule, _extreme("amax"), _extreme_adjoint, _extreme_tangent),
+    ReducerRow("min", 1, ("value", "number"), _extreme_rule, _extreme("amin"), _extreme_adjoint, _extreme_tangent),
+    ReducerRow("softmax", 2, ("value", "lse"), _softmax_rule, _softmax, _softmax_adjoint, _softmax_tangent),
+    ReducerRow("dot", 2, ("value",), _dot_rule, lambda segments, g, x: (segments.dot(g, x),), _dot_adjoint, _dot_tangent, ("shared",)),
+    ReducerRow("scatter", 3, ("value",), _scatter_rule, lambda segments, g, i, table: (segments.scatter(g, i, table),), _scatter_adjoint,
+               _scatter_tangent, ("shared",)),
+)
+REDUCERS = {row.name: row for row in _ROWS}

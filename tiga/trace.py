@@ -1,0 +1,401 @@
+"""Tracing: the edge function runs once on symbolic values, in plain Python that Dynamo inlines, and leaves a program.
+
+A `Sym` is seen by the user as a tensor (num_edges, *features); what torch functions mean on it is the table of tiga.functions.
+"""
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from tiga.builder import WEAK_FLOAT, Builder, Value
+from tiga.errors import TigaError, TraceError
+from tiga.program import head_text, line_text, operand_text
+from tiga.types import NAMES, Total, Type
+
+EDGES = -1           # what shape[0] says of a traced value: the number of edges is not known while tracing
+
+
+class Sym(Value):
+    """A traced value: one number a feature for every edge, or every node."""
+
+    def __init__(self, builder: "Tracer", ref: str, type: Type) -> None:
+        self.builder = builder
+        self.ref = ref
+        self.type = type
+
+    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        from tiga.functions import call
+        return call(self.builder, name, args, kwargs)
+
+    def __pow__(self, other: Any) -> Any:
+        return self._call("pow", self, other)
+
+    def __rpow__(self, other: Any) -> Any:
+        return self._call("pow", other, self)
+
+    def __mod__(self, other: Any) -> Any:
+        return self._call("remainder", self, other)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return self._call("floor_divide", self, other)
+
+    def __abs__(self) -> Any:
+        return self._call("abs", self)
+
+    def __lt__(self, other: Any) -> Any:
+        return self._call("lt", self, other)
+
+    def __le__(self, other: Any) -> Any:
+        return self._call("le", self, other)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._call("gt", self, other)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._call("ge", self, other)
+
+    def __eq__(self, other: Any) -> Any:
+        return self._call("eq", self, other)
+
+    def __ne__(self, other: Any) -> Any:
+        return self._call("ne", self, other)
+
+    __hash__ = None                                             # type: ignore[assignment]
+
+    def __and__(self, other: Any) -> Any:
+        return self._call("bitwise_and", self, other)
+
+    def __rand__(self, other: Any) -> Any:
+        return self._call("bitwise_and", other, self)
+
+    def __or__(self, other: Any) -> Any:
+        return self._call("bitwise_or", self, other)
+
+    def __ror__(self, other: Any) -> Any:
+        return self._call("bitwise_or", other, self)
+
+    def __xor__(self, other: Any) -> Any:
+        return self._call("bitwise_xor", self, other)
+
+    def __invert__(self) -> Any:
+        return self._call("bitwise_not", self)
+
+    def __matmul__(self, other: Any) -> Any:
+        raise TraceError("`@` on a traced value. Write torch.nn.functional.linear(x, weight), or torch.matmul(x, weight).")
+
+    def __rmatmul__(self, other: Any) -> Any:
+        raise TraceError("`@` on a traced value. Write torch.nn.functional.linear(x, weight), or torch.matmul(x, weight).")
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._call("getitem", self, at)
+
+    def __bool__(self) -> bool:
+        raise TraceError("`if`, `and`, `or` or `not` on a traced value: an edge function runs for all edges at once. "
+                         "Write torch.where(condition, a, b).")
+
+    def __float__(self) -> float:
+        raise TraceError("a traced value as a Python number: it has no single value. Use torch functions on it.")
+
+    def __int__(self) -> int:
+        raise TraceError("a traced value as a Python number: it has no single value. Use torch functions on it.")
+
+    def __index__(self) -> int:
+        raise TraceError("a traced value as a position. To read a table at it, write torch.nn.functional.embedding(x, table).")
+
+    def __len__(self) -> int:
+        raise TraceError("len() of a traced value: the number of edges is not known while tracing.")
+
+    def __iter__(self) -> Any:
+        raise TraceError("a loop over a traced value. Loop over x.unbind(dim) for a feature dimension.")
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        raise TraceError("assignment into a traced value. Write torch.where(condition, a, b) or torch.cat([...], dim).")
+
+    @property
+    def shape(self) -> tuple:
+        return (EDGES, *self.type.sizes)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        from tiga.types import DTYPES
+        return DTYPES[self.type.dtype]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.type.sizes) + 1
+
+    def __getattr__(self, name: str) -> Any:
+        from tiga.functions import FUNCTIONS
+        if name in FUNCTIONS:
+            return _Method(self, name)
+        if name[:2] == "__":
+            raise AttributeError(name)
+        raise TraceError(f"no `.{name}` on a traced value.")
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
+        from tiga.functions import call
+        return call(tracer_of(args), func.__name__, args, kwargs or {})
+
+
+class _Method:
+    def __init__(self, sym: Sym, name: str) -> None:
+        self.sym = sym
+        self.name = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        from tiga.functions import call
+        return call(self.sym.builder, self.name, (self.sym, *args), kwargs)
+
+
+def tracer_of(args: Any) -> "Tracer":
+    """The tracer behind any traced value among the arguments."""
+    for a in args:
+        if isinstance(a, Sym):
+            return a.builder                                    # type: ignore[return-value]
+    for a in args:
+        if isinstance(a, (list, tuple)):
+            for x in a:
+                if isinstance(x, Sym):
+                    return x.builder                            # type: ignore[return-value]
+    raise TraceError("a torch function got a traced value where none can be: give it as a positional argument.")
+
+
+def unify_numbers(a: Any, b: Any) -> None:
+    """Whether two sizes, known while tracing, agree."""
+    if isinstance(b, Total):
+        if not a >= b.parts[0]:
+            raise TraceError(f"a slice up to {b.parts[0]} of a feature dimension of size {a}.")
+    elif a != b:
+        raise TraceError(f"feature sizes {a} and {b} do not broadcast: features align from the right, the edge dimension takes no part.")
+
+
+class Tracer(Builder):
+    """A builder whose operands are tensors: fields as they are read, parameters and captured tensors as they are met."""
+
+    def __init__(self) -> None:
+        super().__init__(unify_numbers)
+        self.operands: list[tuple[Tensor, str, str, tuple, str]] = []      # tensor, place, name, type, flag
+        self.syms: list[Sym] = []
+        self.scalars: list[tuple[str, float]] = []
+        self.names: list[tuple[Tensor, str]] = []              # uniform tensors, by the name they were given
+        self.shown: list[Any] = []                             # the displacement, once it was asked for
+        self._seed: Any = None
+        self.home: Any = None                                  # the device of the fields
+
+    def value(self, ref: str, type: Type) -> Any:
+        return Sym(self, ref, type)
+
+    def lift(self, x: Any) -> Any:
+        if isinstance(x, Tensor):
+            return self.capture(x, "tensor" + str(len(self.operands)))
+        if isinstance(x, (Value, bool, int, float)):
+            return Builder.lift(self, x)
+        raise TraceError(f"cannot use {type(x).__name__} in an edge function; fields, tensors and Python numbers can be.")
+
+    def operand(self, t: Tensor, place: str, name: str, flag: str = "") -> Sym:
+        """A tensor that the program reads."""
+        dtype = NAMES.get(t.dtype)
+        if dtype is None:
+            raise TypeError(f"{place} field {name!r} is {t.dtype}; programs compute with {', '.join(NAMES.values())}.")
+        sizes = tuple(t.shape) if place == "shared" else tuple(t.shape)[1:]
+        sym = Sym(self, place + "." + name, WEAK_FLOAT if flag == "number" else Type(place, dtype, sizes))
+        self.operands.append((t, place, name, sizes, flag))
+        self.syms.append(sym)
+        return sym
+
+    def capture(self, t: Tensor, name: str) -> Sym:
+        """A parameter, buffer or captured tensor: one operand however often it is met."""
+        for (other, place, _, _, _), sym in zip(self.operands, self.syms):
+            if other is t and place == "shared":
+                return sym
+        for other, given in self.names:
+            if other is t:
+                name = given
+        return self.operand(t, "shared", name)
+
+    def is_reduced(self, ref: str) -> bool:
+        """Whether a value is made of what reducers gave, at destinations."""
+        reduced: dict[str, bool] = {}
+        for line, t in zip(self.lines, self.line_types):
+            folded = line.op == "reduce"
+            if not folded and t.place == "dst":
+                for a in line.args:
+                    folded = folded or reduced.get(a, False)
+            for o in line.outs:
+                reduced[o] = folded
+        return reduced.get(ref, False)
+
+    def seed(self) -> Any:
+        """One random seed a call, drawn from torch's generator of the fields' device."""
+        if self._seed is None:
+            self._seed = self.operand(torch.randint(-2 ** 62, 2 ** 62, (), device=self.home), "shared", "seed")
+        return self._seed
+
+    def device(self) -> Any:
+        return self.home
+
+    def types(self) -> dict[str, Type]:
+        found: dict[str, Type] = {}
+        for made in self.known.values():
+            for v in made if isinstance(made, tuple) else (made,):
+                found[v.ref] = v.type
+        return found
+
+    def scalar(self, name: str, value: float) -> Sym:
+        self.scalars.append((name, value))
+        return Sym(self, name, WEAK_FLOAT)
+
+
+class Fields:
+    """src, dst or edge inside an edge function: attribute access gives the field as a traced value."""
+
+    def __init__(self, tracer: Tracer, place: str, fields: dict, provided: dict) -> None:
+        self._tracer = tracer
+        self._place = place
+        self._fields = fields
+        self._provided = provided                              # what the graph itself gives, by name
+        self._read: dict[str, Sym] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name[:2] == "__":
+            raise AttributeError(name)
+        return self.field(name)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.field(name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._fields
+
+    def field(self, name: str) -> Any:
+        read = self._read
+        if name in read:
+            return read[name]
+        if name in self._fields:
+            sym = self._tracer.operand(self._fields[name], self._place, name)
+        elif name in self._provided:
+            sym = self._provided[name]()
+        else:
+            given = ", ".join(sorted(self._fields)) or "none"
+            raise TraceError(f"the edge function reads {self._place}.{name}, but the {self._place} fields given are: {given}.")
+        read[name] = sym
+        return sym
+
+
+class Stage:
+    """One program of a traced edge function, and where its tensors come from.
+
+    reads: ("operand", tensor number) or ("pass", (stage, output)). returns: how many results the caller sees; the rest feed later stages.
+    """
+
+    def __init__(self, text: str, reads: list, scalars: list, outputs: list) -> None:
+        self.text = text
+        self.reads = reads
+        self.scalars = scalars
+        self.outputs = outputs
+
+
+def stages(tracer: Tracer, kind: str, count: int, reverse: bool, roots: list) -> list[Stage]:
+    """The programs that compute `roots`: one, unless an edge value reads a finished fold; then one more a pass over the edges."""
+    level: dict[str, int] = {}
+    reduced: dict[str, bool] = {}
+    types: dict[str, Type] = {}
+    for line, type_ in zip(tracer.lines, tracer.line_types):
+        types[line.outs[0]] = type_
+        on_edge = line.op == "reduce" or type_.place == "edge"
+        deep, folded = 0, False
+        for a in line.args:
+            if a in level:
+                after = level[a] + 1 if on_edge and reduced[a] else level[a]
+                if after > deep:
+                    deep = after
+                folded = folded or reduced[a]
+        for o in line.outs:
+            level[o] = deep
+            reduced[o] = line.op == "reduce" or (folded and type_.place == "dst")
+    last = 0
+    for r in roots:
+        last = max(last, level.get(r.ref, 0))
+    if last == 0:
+        return [_stage(tracer, kind, count, reverse, [r.ref for r in roots], {}, {})]
+    return _passes(tracer, kind, count, reverse, roots, level, reduced, last)
+
+
+def _passes(tracer: Tracer, kind: str, count: int, reverse: bool, roots: list, level: dict, reduced: dict, last: int) -> list[Stage]:
+    outputs: list[list[str]] = [[] for _ in range(last + 1)]
+    for r in roots:
+        outputs[level.get(r.ref, 0)].append(r.ref)
+    by_out = {o: line for line in tracer.lines for o in line.outs}
+    for k in range(last, 0, -1):                               # what a pass reads of earlier ones, those must return
+        for ref in _reads_of(by_out, outputs[k], k, level, reduced):
+            if ref not in outputs[level[ref]]:
+                outputs[level[ref]].append(ref)
+    made: list[Stage] = []
+    passed: dict[str, tuple[int, int]] = {}
+    for k in range(last + 1):
+        held = {ref: at for ref, at in passed.items()}
+        made.append(_stage(tracer, kind, count, reverse, outputs[k], held, tracer.types()))
+        for n, ref in enumerate(outputs[k]):
+            if reduced.get(ref, False):
+                passed[ref] = (k, n)
+    return made
+
+
+def _reads_of(by_out: dict, wanted: list, k: int, level: dict, reduced: dict) -> list:
+    found, todo, seen = [], list(wanted), set()
+    while todo:
+        ref = todo.pop()
+        if ref in seen or ref not in by_out:
+            continue
+        seen.add(ref)
+        if level[ref] < k and reduced[ref]:
+            found.append(ref)
+        else:
+            todo.extend(by_out[ref].args)
+    return sorted(found, key=lambda r: int(r[1:]))
+
+
+def _stage(tracer: Tracer, kind: str, count: int, reverse: bool, returns: list, passed: dict, types: dict) -> Stage:
+    """Text of the lines that `returns` need; values in `passed` are operands."""
+    live = set(returns)
+    kept = []
+    for line in reversed(tracer.lines):
+        needed = False
+        for o in line.outs:
+            if o in live and o not in passed:
+                needed = True
+        if needed:
+            kept.append(line)
+            live.update(line.args)
+    kept.reverse()
+    reads: list = []
+    rows: list[str] = []
+    names: dict[str, str] = {}
+    for n, (entry, sym) in enumerate(zip(tracer.operands, tracer.syms)):
+        if sym.ref in live:
+            _, place, name, sizes, flag = entry
+            rows.append(operand_text(len(reads), place, name, NAMES[entry[0].dtype], sizes, flag))
+            reads.append(("operand", n))
+    for ref, at in passed.items():
+        if ref in live:
+            name = "pass" + str(len(reads))
+            rows.append(operand_text(len(reads), "dst", name, types[ref].dtype, types[ref].sizes, ""))
+            names[ref] = "dst." + name
+            reads.append(("pass", at))
+    scalars = []
+    for n, (name, _) in enumerate(tracer.scalars):
+        if name in live:
+            rows.append("scalar " + str(len(scalars)) + " " + name)
+            scalars.append(n)
+    outs = 0
+    for line in kept:
+        for o in line.outs:
+            names[o] = "%" + str(outs)
+            outs += 1
+        rows.append(line_text(tuple([names[o] for o in line.outs]), line.op, tuple([names.get(a, a) for a in line.args]), line.attrs))
+    head = head_text(kind, count, reverse, 0)
+    text = "\n".join([head, *rows, "return " + " ".join([names.get(r, r) for r in returns])])
+    return Stage(text, reads, scalars, returns)
