@@ -300,8 +300,8 @@ class _Tangent(_Derivation):
                 self.reduce_line(line) if line.op == "reduce" else self.primitive_line(line)
         outputs: list[tuple[Optional[int], Value]] = []
         for k, r in enumerate(self.p.returns):
-            if r in self.tangents:
-                t = self.builder.stretch(self.tangents[r], self.values[r])
+            if self.p.types[r].floating:
+                t = self.tangents[r] if r in self.tangents else self.builder.emit("zeros_like", (self.values[r],))
                 outputs.append((k, t if t.type.dtype == self.p.types[r].dtype else t.emit("to", self.p.types[r].dtype)))
         return self.finish(outputs)
 

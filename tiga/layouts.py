@@ -13,6 +13,7 @@ from torch import Tensor
 from tiga.relations import edge_offsets, is_implicit, row_intervals
 
 BUDGET = 1 << 24                         # elements of all edge values that are alive at once
+FEW = 4096                               # products that are not worth a matrix product
 _FAR_AWAY = 1 << 62
 
 
@@ -175,6 +176,8 @@ class Blocked(Layout):
         if not (isinstance(a, Far) and isinstance(b, Far) and a.place == "src" and b.place == "dst"):
             return (self.edge(a) * self.edge(b)).sum(-1)
         x, y = a.tensor[self.cols[0]:self.cols[1]], b.tensor
+        if x.numel() * y.shape[0] <= FEW:
+            return (self.edge(a) * self.edge(b)).sum(-1)
         if x.dim() != y.dim() or x.shape[-1] != y.shape[-1] or x.dtype != y.dtype or not x.is_floating_point():
             return (self.edge(a) * self.edge(b)).sum(-1)
         return torch.matmul(y.movedim(0, -2), x.movedim(0, -2).transpose(-1, -2)).movedim((-2, -1), (0, 1))

@@ -29,7 +29,7 @@ KEYS = 2**62
 """Cells that may be told apart; dimensions beyond that are left to the measuring."""
 
 SAMPLES = 16
-"""Nodes whose k-th neighbour is found by looking at all, to begin a nearest-neighbour search at their scale."""
+"""Nodes that a nearest-neighbour search lets look at all others: to find the scale to begin at, and the last to finish."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def knn_edges(positions: Tensor, k: int, batch: Tensor | None = None) -> tuple[T
     cutoff, diagonal = _first_radius(positions, k, batch)
     found: list[tuple[Tensor, Tensor]] = []
     while pending.numel():
-        if cutoff > 2 * diagonal:
+        if cutoff > 2 * diagonal or pending.numel() <= SAMPLES:
             cutoff = math.inf
         enough = torch.zeros(num_nodes, dtype=torch.bool, device=device)
         for dst, src, squared in _pairs(positions, cutoff, batch, pending, loop=False):
@@ -171,7 +171,7 @@ def _grid(positions: Tensor, cutoff: float, batch: Tensor | None) -> Grid:
         steps = [step * count + move for step, move in product(steps, (-1, 0, 1))]
     keys, nodes = key.sort(stable=True)
     # The last dimension's three cells follow one another: one run.
-    return Grid(keys, nodes, key, tuple(steps[1::3]) if len(steps) > 1 else (0,))
+    return Grid(keys, nodes, key, tuple(steps[1::3]))
 
 
 def _without_gaps(cell: Tensor) -> Tensor:
@@ -253,4 +253,4 @@ def _first_radius(positions: Tensor, k: int, batch: Tensor | None) -> tuple[floa
             squared = squared[batch == batch[node]]
         distances.append(squared.kthvalue(min(k + 1, squared.shape[0]))[0])
     typical = float(torch.stack(distances).median().sqrt())
-    return max(1.25 * typical, diagonal * 2**-20), diagonal
+    return max(1.25 * typical, diagonal * 2**-32), diagonal

@@ -185,7 +185,7 @@ class _Run:
         t, out = self.p.types.get(ref), self.p.types[line.outs[0]]
         if t is not None and t.place in ("src", "dst"):
             x = self.value(ref, layout)
-            x = align(x, 1 + self.p.batch, len(t.sizes), len(out.sizes)) if line.op == "mul" else x
+            x = align(x, 1 + self.p.batch, len(out.sizes) - self.p.batch) if line.op == "mul" else x
             return Far(x.to(DTYPES[compute_dtype(out.dtype)]) if line.op == "mul" else x, t.place)
         if t is None:
             number = read_number(ref)
@@ -193,7 +193,7 @@ class _Run:
             x = torch.full((1,) * (layout.lead + len(out.sizes)), number, device=self.device)
         else:
             x = self.edge_value(ref, layout)
-            x = align(x, layout.lead + self.p.batch, len(t.sizes), len(out.sizes)) if line.op == "mul" else x
+            x = align(x, layout.lead + self.p.batch, len(out.sizes) - self.p.batch) if line.op == "mul" else x
         return x.to(DTYPES[compute_dtype(out.dtype)]) if line.op == "mul" else x
 
     # ---- lines ----
@@ -265,7 +265,7 @@ class _Run:
             if t is not None and not t.weak and (x.dim() or t.place != "shared"):
                 if t.place == "shared":
                     x = x.reshape((1,) * lead + tuple(x.shape))
-                x = align(x, lead + self.p.batch, len(t.sizes), len(out.sizes))
+                x = align(x, lead + self.p.batch, len(out.sizes) - self.p.batch)
             keep = line.op == "where" and k == 0
             args.append(x if keep or x.dtype == wide else x.to(wide))
         return meaning(*args)
@@ -337,9 +337,9 @@ def _fold_rows(line: Line, rows: list, p: Program, zero: Tensor) -> Tensor:
     return torch.zeros_like(zero).index_put_((i.reshape(-1),), flat, accumulate=True) if zero.device.type != "cpu" else torch.zeros_like(zero).index_add_(0, i.reshape(-1), flat)
 
 
-def align(x: Tensor, lead: int, rank: int, wanted: int) -> Tensor:
-    """Ones between the leading dimensions and the features, so that features align from the right."""
-    missing = lead + wanted - x.dim()
+def align(x: Tensor, lead: int, rank: int) -> Tensor:
+    """Ones between the leading dimensions and the features, so that `rank` features align from the right."""
+    missing = lead + rank - x.dim()
     return x if missing <= 0 else x.reshape(*x.shape[:lead], *[1] * missing, *x.shape[lead:])
 
 

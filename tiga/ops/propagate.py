@@ -11,6 +11,7 @@ import warnings
 from typing import Any, Optional, Sequence
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 from torch.autograd.function import _SingleLevelFunction
 
@@ -172,8 +173,8 @@ def derived_call(d: Derived, p: Program, tensors: Sequence[Tensor], extra: dict[
 class _Propagate(_SingleLevelFunction):
     @staticmethod
     def forward(ctx: Any, program: str, ints: list, scalars: list, *tensors: Tensor) -> tuple[Tensor, ...]:
-        # grad mode is off in here; an inner functorch level must see it on, or it builds no graph
-        with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+        # both modes are off in here; an inner functorch level must see them on, or it builds no graph and carries no tangent
+        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), torch._C._AutoDispatchBelowAutograd():
             outputs = tuple(_op(program, list(tensors), ints, scalars))
         ctx.call = (program, ints, scalars)
         p = parse(program)
@@ -237,7 +238,6 @@ def autograd(program: str, tensors: list[Tensor], ints: list[int], scalars: list
 
 
 def _has_tangent(tensors: Sequence[Tensor]) -> bool:
-    import torch.autograd.forward_ad as forward_ad
     return forward_ad._current_level >= 0 and any([forward_ad.unpack_dual(t).tangent is not None for t in tensors])
 
 
