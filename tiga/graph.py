@@ -309,6 +309,9 @@ def _device_name(device: Any) -> str | None:
 
 def _common_device(asked: str, graphs: Sequence[Graph]) -> torch.device | None:
     devices = {graph.device for graph in graphs if graph.device is not None}
+    # "cuda" asked for by one graph is wherever on CUDA the tensors of another are
+    types = {device.type for device in devices if device.index is not None}
+    devices = {device for device in devices if device.index is not None or device.type not in types}
     if len(devices) > 1:
         names = " and ".join(sorted(str(device) for device in devices))
         raise TigaError(f"{asked}: the graphs are on {names}. Move them to one device with graph.to(device).")
@@ -318,7 +321,7 @@ def _common_device(asked: str, graphs: Sequence[Graph]) -> torch.device | None:
 def _cat(graphs: Sequence[Graph]) -> Graph:
     for graph in graphs:
         if not isinstance(graph, Graph):
-            raise TypeError(f"Graph.cat: takes graphs, got a {type(graph).__name__}. Write Graph.cat([g, h]).")
+            raise TypeError(f"Graph.cat: takes graphs, got {type(graph).__name__}. Write Graph.cat([g, h]).")
     device = _common_device("Graph.cat", graphs)
     if len(graphs) < 2:
         return graphs[0] if graphs else Graph.dense(0)
@@ -371,8 +374,12 @@ def _flatten(graph: Graph) -> tuple[list[Any], tuple[Any, ...]]:
 
 
 def _flatten_with_keys(graph: Graph) -> tuple[list[Any], tuple[Any, ...]]:
-    groups = (("ints", graph.ints), ("tensors", graph.tensors), ("positions", graph._positions))
-    keyed = [(pytree.MappingKey(f"{name}{i}"), leaf) for name, leaves in groups for i, leaf in enumerate(leaves)]
+    groups: tuple[tuple[str, tuple[Any, ...]], ...] = (
+        ("ints", graph.ints),
+        ("tensors", graph.tensors),
+        ("positions", graph._positions),
+    )
+    keyed: list[Any] = [(pytree.MappingKey(f"{name}{i}"), leaf) for name, leaves in groups for i, leaf in enumerate(leaves)]
     return keyed, _context(graph)
 
 

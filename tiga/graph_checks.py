@@ -35,7 +35,7 @@ def integer(value: Any, name: str, asked: str) -> Any:
         return value
     if isinstance(value, (bool, Tensor)) or not hasattr(value, "__index__"):
         kind = type(value).__name__
-        raise TypeError(f"{asked}: {name} must be an integer, got a {kind}. Write a Python int, such as x.shape[0].")
+        raise TypeError(f"{asked}: {name} must be an integer, got {kind}. Write a Python int, such as x.shape[0].")
     return operator.index(value)
 
 
@@ -70,7 +70,7 @@ def integers(value: Any, name: str, asked: str, rank: int = 1) -> Tensor:
 def _from_list(value: Any, name: str, asked: str) -> Tensor:
     if not isinstance(value, Sequence) and not hasattr(value, "__array__"):
         kind = type(value).__name__
-        raise TypeError(f"{asked}: {name} must be a tensor of integers or a list of ints, got a {kind}.")
+        raise TypeError(f"{asked}: {name} must be a tensor of integers or a list of ints, got {kind}.")
     tensor = torch.as_tensor(value)
     # torch makes an empty list float32
     return tensor.to(torch.int64) if tensor.numel() == 0 and isinstance(value, Sequence) else tensor

@@ -51,11 +51,14 @@ def check_points(positions: Any, batch: Any, asked: str) -> Tensor | None:
     if positions.dim() != 2 or positions.shape[1] == 0:
         raise TigaError(
             f"{asked}: positions must have shape (num_nodes, dim) with dim >= 1, got "
-            f"({', '.join(number(n) for n in positions.shape)}). Points on a line are positions[:, None]."
+            f"{tuple(positions.shape)}. Points on a line are positions[:, None]."
         )
     if batch is None:
         return None
+    given = isinstance(batch, Tensor)
     batch = integers(batch, "batch", asked)
+    if not given:
+        batch = batch.to(positions.device)
     if batch.shape[0] != positions.shape[0]:
         raise TigaError(
             f"{asked}: batch has {number(batch.shape[0])} entries, but positions has {number(positions.shape[0])} "
@@ -69,13 +72,15 @@ def check_points(positions: Any, batch: Any, asked: str) -> Tensor | None:
 
 
 def check_cutoff(cutoff: Any) -> Any:
-    if isinstance(cutoff, (bool, Tensor)) or not isinstance(cutoff, (int, float, Real, torch.SymFloat)):
-        kind = type(cutoff).__name__
-        raise TypeError(f"Graph.radius: cutoff must be a Python number, got a {kind}. Write float(cutoff).")
+    if isinstance(cutoff, bool) or not isinstance(cutoff, (int, float, Real, torch.SymFloat)):
+        raise TypeError(
+            f"Graph.radius: cutoff must be a Python number, got {type(cutoff).__name__}. Write float(cutoff)."
+        )
+    cutoff = float(cutoff)
     # written so that nan fails too
     if not cutoff >= 0:
         raise TigaError(f"Graph.radius: cutoff is {cutoff}, but a distance is 0 or more.")
-    return float(cutoff)
+    return cutoff
 
 
 def radius_edges(

@@ -71,7 +71,7 @@ def _check_operand(o: Any, t: Tensor, device: torch.device) -> None:
     if len(features) != len(o.sizes) or (o.place != "shared" and t.dim() == 0):
         raise TigaError(f"{o.place} field {o.name!r} has {len(features)} feature dimensions, but the program was traced for {len(o.sizes)}.")
     for k, (size, mark) in enumerate(zip(features, o.sizes)):
-        if (mark == 1) != (size == 1):
+        if (mark == 1) != bool(size == 1):
             raise TigaError(f"{o.place} field {o.name!r} has size {size} in feature dimension {k}, but the program was traced for {'1' if mark == 1 else 'another size than 1'}.")
 
 
