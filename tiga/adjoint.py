@@ -10,9 +10,11 @@ import functools
 from dataclasses import dataclass
 from typing import Any, Optional
 
+from tiga import passes
 from tiga.builder import Builder, Value
+from tiga.errors import TigaError
 from tiga.primitives import PRIMITIVES
-from tiga.program import Line, Operand, Program, parse, prune, read_number, to_text
+from tiga.program import Function, Line, Operand, Program, body_types, parse, prune, read_number, to_text
 from tiga.reducers import REDUCERS
 from tiga.types import Type, is_one
 
@@ -35,38 +37,53 @@ class Derived:
 
 @functools.lru_cache(8192)
 def augment(text: str) -> str:
-    """The program that also returns what its derivatives read: results of its reduces before the epilogue, accumulated dtype."""
+    """The program that also returns what its derivatives read: results of its folds before the epilogue, in the dtype they are accumulated in."""
+    passes.ran("augment")
+    grown = _augment_once(text)
+    while grown != text:                                       # a result returned may get a gradient, and that may read another
+        text, grown = grown, _augment_once(grown)
+    return text
+
+
+def _augment_once(text: str) -> str:
     p = parse(text)
-    results = [(o, keep) for line in p.reduces() for o, keep in zip(line.outs, REDUCERS[line.attrs[1]].keeps)]
+    results = folded(p)
     if not results:
         return text
     everything = tuple([i for i, o in enumerate(p.operands) if p.types[o.ref].floating])
     given = tuple([i for i, r in enumerate(p.returns) if p.types[r].floating])
-    trial = _Adjoint(p, everything, given, {ref: k for k, (ref, _) in enumerate(results)}).derive()
-    used = sorted({k for what, k in trial.reads if what == "saved"})
+    trial = _Adjoint(p, everything, given, {ref: k for k, ref in enumerate(results)}).derive()
+    held = saved_outputs(p)
     lines, returns, outs = list(p.lines), list(p.returns), sum(len(line.outs) for line in p.lines)
-    for k in used:
-        ref = results[k][0]
-        if p.types[ref].dtype in ("f16", "bf16"):
+    for k in sorted({k for what, k in trial.reads if what == "saved"}):
+        ref = results[k]
+        narrow = p.types[ref].dtype in ("f16", "bf16")
+        if ref in held and (not narrow or held[ref] != p.returns.index(ref) if ref in p.returns else True):
+            continue
+        if narrow:
             lines.append(Line(("%" + str(outs),), "to", (ref,), ("f32",)))
             ref, outs = "%" + str(outs), outs + 1
-        if ref not in returns:
-            returns.append(ref)
-    return to_text(Program(p.kind, p.relation_tensors, p.reverse, p.batch, p.operands, p.scalars, tuple(lines), tuple(returns), {}))
+        returns.append(ref)
+    return to_text(Program(p.kind, p.relation_tensors, p.reverse, p.batch, p.operands, p.scalars, tuple(lines), tuple(returns), {},
+                           functions=p.functions))
+
+
+def folded(p: Program) -> list[str]:
+    """What folds over edges gave: all results of reduces, the last states of scans."""
+    return [o for line in p.lines if line.op in ("reduce", "scan") for o in (line.outs if line.op == "reduce" else line.outs[:int(line.attrs[2])])]
 
 
 def saved_outputs(p: Program) -> dict[str, int]:
     """For each reduce result that an augmented program returns: the number of that output."""
     found: dict[str, int] = {}
-    for line in p.reduces():
-        for o in line.outs:
-            if o in p.returns:
-                found[o] = p.returns.index(o)
+    for o in folded(p):
+        if o in p.returns:
+            found[o] = p.returns.index(o)
     for k, r in enumerate(p.returns):                      # 16-bit results are returned in float32
         line = p.definitions.get(r)
         if line is not None and line.op == "to" and line.attrs == ("f32",) and p.types[line.args[0]].dtype in ("f16", "bf16"):
             source = p.definitions.get(line.args[0])
-            if source is not None and source.op == "reduce":
+            if source is not None and source.op in ("reduce", "scan"):
                 found[line.args[0]] = k
     return found
 
@@ -78,6 +95,7 @@ def adjoint(text: str, wanted: tuple[int, ...], given: tuple[int, ...]) -> Deriv
     returns[k] is the operand whose gradient output k is.
     """
     p = parse(text)
+    passes.derived("adjoint", text)
     return _Adjoint(p, wanted, given, saved_outputs(p)).derive()
 
 
@@ -85,6 +103,7 @@ def adjoint(text: str, wanted: tuple[int, ...], given: tuple[int, ...]) -> Deriv
 def tangent(text: str, moving: tuple[int, ...]) -> Derived:
     """The program of the tangents of the outputs of an augmented program, for tangents of operands `moving`."""
     p = parse(text)
+    passes.ran("tangent")
     return _Tangent(p, moving, saved_outputs(p)).derive()
 
 
@@ -127,19 +146,27 @@ class _Derivation:
         for line in self.p.lines:
             if line.op == "reduce":
                 for o in line.outs:
-                    t = self.p.types[o]
-                    dtype = "f32" if t.dtype in ("f16", "bf16") else t.dtype
-                    self.values[o] = self.new_operand("saved", t.place, dtype, t.sizes, ("saved", self.saved.get(o, -1)))
+                    self.values[o] = self.saved_value(o)
+            elif line.op == "scan":
+                states = int(line.attrs[2])
+                again = self.builder.scan(line.attrs[0], self.p.functions[int(line.attrs[1])], states, tuple([self.argument(a) for a in line.args]))
+                for k, o in enumerate(line.outs):
+                    self.values[o] = self.saved_value(o) if k < states else again[k]
             else:
                 self.values[line.outs[0]] = self.builder.emit(line.op, tuple([self.argument(a) for a in line.args]), line.attrs)
+
+    def saved_value(self, ref: str) -> Value:
+        t = self.p.types[ref]
+        dtype = "f32" if t.dtype in ("f16", "bf16") else t.dtype
+        return self.new_operand("saved", t.place, dtype, t.sizes, ("saved", self.saved.get(ref, -1)))
 
     def finish(self, outputs: list[tuple[Optional[int], Value]]) -> Derived:
         p = self.p
         whole = Program(p.kind, p.relation_tensors, p.reverse, p.batch, tuple(self.operands), p.scalars, tuple(self.builder.lines),
-                        tuple([v.ref for _, v in outputs]), {})
+                        tuple([v.ref for _, v in outputs]), {}, functions=tuple(self.builder.functions))
         small = prune(whole, whole.returns)
         if not small.operands:                                 # keeps a device to run on
-            small = Program(p.kind, p.relation_tensors, p.reverse, p.batch, p.operands[:1], *_tail(small))
+            small = Program(p.kind, p.relation_tensors, p.reverse, p.batch, p.operands[:1], *_tail(small), functions=small.functions)
         reads = tuple([self.sources[o.ref] for o in small.operands])
         return Derived(to_text(small), reads, tuple([k for k, _ in outputs]), tuple([p.scalars.index(s) for s in small.scalars]))
 
@@ -166,7 +193,7 @@ class _Adjoint(_Derivation):
             self.add(ref, self.new_operand("grad", t.place, t.dtype, t.sizes, ("extra", k)))
         for line in reversed(self.p.lines):
             if any(o in self.cotangents for o in line.outs):
-                self.reduce_line(line) if line.op == "reduce" else self.primitive_line(line)
+                (self.reduce_line if line.op == "reduce" else self.scan_line if line.op == "scan" else self.primitive_line)(line)
         return self.finish([(i, self.operand_gradient(i)) for i in self.wanted if self.p.operands[i].ref in self.cotangents])
 
     def add(self, ref: str, cotangent: Optional[Value]) -> None:
@@ -250,6 +277,44 @@ class _Adjoint(_Derivation):
                 c = c.emit("spread", rows)
             self.add(ref, c)
 
+    def scan_line(self, line: Line) -> None:
+        """The scan backwards: the cotangent of a state goes from edge to edge, leaving the cotangents of the values it met."""
+        f, states = self.p.functions[int(line.attrs[1])], int(line.attrs[2])
+        grads = [self.full(o) for o in line.outs]
+        args = [self.argument(a) for a in line.args]
+        if line.attrs[3] != "-1":
+            self.given_gradient(line, states, args, grads)
+            return
+        kinds = [self.values[o].type for o in line.outs]
+        inputs = (*[Type("edge", t.dtype, t.sizes) for t in kinds[:states]],
+                  *[Type("edge", _strong(self.builder.lift(a).type), self.builder.lift(a).type.sizes) for a in args[states:]])
+        before = self.builder.scan(line.attrs[0], keeps_states(f, states), states, tuple(args))[len(f.returns):]
+        back = transposed(f, states, inputs)
+        moving = [g if g is not None else 0.0 if k < states else self.zero(self.values[line.outs[k]]) for k, g in enumerate(grads)]
+        result = self.builder.scan("reverse" if line.attrs[0] == "forward" else "forward", back, states,
+                                   (*moving[:states], *before, *args[states:], *moving[states:]))
+        for ref, x, c in zip(line.args, args, result):
+            if ref in self.active:
+                if self.p.types[ref].place != "edge" and c.type.place == "edge":
+                    c = self.builder.fold(c, c, x)
+                self.add(ref, c)
+
+    def given_gradient(self, line: Line, states: int, args: list, grads: list) -> None:
+        """The user's own rule: gradients of the lifted states from them, the final states and their gradients."""
+        final = [self.values[o] for o in line.outs]
+        moving = [0.0 if g is None else g for g in grads]
+        rule = self.p.functions[int(line.attrs[3])]
+        given = dict(zip(["a" + str(k) for k in range(3 * states)], [*args[states:], *final, *moving]))
+        for step in rule.lines:
+            given[step.outs[0]] = self.builder.emit(step.op, tuple([given.get(a, read_number(a)) for a in step.args]), step.attrs)
+        for ref, r in zip(line.args[states:], rule.returns):
+            c = self.builder.lift(given.get(r, read_number(r)))
+            if ref in self.active:
+                self.add(ref, c if c.type.place == "edge" else c.emit("spread", "edge"))
+
+    def zero(self, like: Value) -> Value:
+        return self.builder.emit("zeros_like", (like,))
+
     def full(self, ref: str) -> Optional[Value]:
         g = self.total(ref)
         return None if g is None else self.builder.stretch(g, self.values[ref])
@@ -263,6 +328,47 @@ class _Adjoint(_Derivation):
         if g.type.dtype != o.dtype:
             g = g.emit("to", o.dtype)
         return g if g.type.place == o.place else g.emit("spread", o.place)
+
+
+def _strong(t: Type) -> str:
+    return "f32" if t.weak and t.dtype == "f64" else t.dtype
+
+
+def keeps_states(f: Function, states: int) -> Function:
+    """f, which also returns the states it was given."""
+    return Function(f.params, f.lines, (*f.returns, *["a" + str(k) for k in range(states)]))
+
+
+@functools.lru_cache(1024)
+def transposed(f: Function, states: int, types: tuple) -> Function:
+    """The vector-Jacobian product of f at parameters of `types`.
+
+    (gradients of the new states, old states, values, gradients of the other results) -> (gradients of the old states, of the values).
+    """
+    found, results = body_types(f, types, lambda a, b: None)
+    operands = tuple([Operand("edge", "a" + str(k), t.dtype, tuple([1 if is_one(s) else "*" for s in t.sizes])) for k, t in enumerate(types)])
+    named = {"a" + str(k): "edge.a" + str(k) for k in range(f.params)}
+    lines = tuple([Line(x.outs, x.op, tuple([named.get(a, a) for a in x.args]), x.attrs) for x in f.lines])
+    returns = tuple([named.get(r, r) for r in f.returns])
+    known = {named.get(ref, ref): t for ref, t in found.items()}
+    body = Program("dense", 0, False, 0, operands, (), lines, returns, known, (), {x.outs[0]: x for x in lines})
+    inputs = tuple([i for i, t in enumerate(types) if t.floating])
+    given = tuple([k for k, t in enumerate(results) if t.floating])
+    d = _Adjoint(body, inputs, given, {}).derive()
+    p = parse(d.text)
+    at = {}
+    for o, (what, k) in zip(p.operands, d.reads):
+        at[o.ref] = "a" + str(states + k if what == "operand" else k if k < states else states + f.params + k - states)
+    made = [Line(x.outs, x.op, tuple([at.get(a, a) for a in x.args]), x.attrs) for x in p.lines]
+    gradients = dict(zip(d.returns, [at.get(r, r) for r in p.returns]))
+    words = []
+    for i in range(f.params):
+        if i in gradients:
+            words.append(gradients[i])
+        else:
+            made.append(Line(("%" + str(len(made)),), "zeros_like", ("a" + str(states + i),)))
+            words.append(made[-1].outs[0])
+    return Function(states + f.params + len(f.returns) - states, tuple(made), tuple(words))
 
 
 def _linear(d: _Adjoint, g: Value, line: Line, args: list) -> list:
@@ -297,6 +403,8 @@ class _Tangent(_Derivation):
             self.tangents[o.ref] = self.new_operand("tangent", o.place, o.dtype, self.p.types[o.ref].sizes, ("extra", i))
         for line in self.p.lines:
             if any(a in self.tangents for a in line.args):
+                if line.op == "scan":
+                    raise TigaError("forward mode through a user's reducer is not supported. Use reverse mode (grad, vjp, jacrev).")
                 self.reduce_line(line) if line.op == "reduce" else self.primitive_line(line)
         outputs: list[tuple[Optional[int], Value]] = []
         for k, r in enumerate(self.p.returns):

@@ -64,6 +64,7 @@ class Builder:
         self.known: dict[tuple, Any] = {}
         self.origin: dict[str, tuple] = {}                     # op and argument values behind a word
         self.outs = 0
+        self.functions: list[Any] = []
 
     def value(self, ref: str, type: Type) -> Value:
         return Value(self, ref, type)
@@ -111,6 +112,28 @@ class Builder:
         outs = tuple([self.value("%" + str(self.outs + k), t) for k, t in enumerate(types)])
         self.outs += len(types)
         self.lines.append(Line(tuple([v.ref for v in outs]), "reduce", refs, (place, reducer)))
+        self.line_types.append(types[0])
+        self.known[key] = outs
+        return outs
+
+    def function(self, f: Any) -> str:
+        """The number of a function of this program."""
+        if f not in self.functions:
+            self.functions.append(f)
+        return str(self.functions.index(f))
+
+    def scan(self, direction: str, f: Any, states: int, args: tuple, gradient: Any = None) -> tuple:
+        """Visit each segment's edges in order: (states, values) -> (states, results); the last states, then the results of every edge."""
+        values = [self.lift(a) for a in args]
+        refs = tuple([v.ref for v in values])
+        attrs = (direction, self.function(f), str(states), "-1" if gradient is None else self.function(gradient))
+        key = ("scan", attrs, refs)
+        if key in self.known:
+            return self.known[key]
+        types = infer(Line((), "scan", refs, attrs), tuple([v.type for v in values]), self.unify, self.batch, tuple(self.functions))
+        outs = tuple([self.value("%" + str(self.outs + k), t) for k, t in enumerate(types)])
+        self.outs += len(types)
+        self.lines.append(Line(tuple([v.ref for v in outs]), "scan", refs, attrs))
         self.line_types.append(types[0])
         self.known[key] = outs
         return outs

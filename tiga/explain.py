@@ -1,5 +1,221 @@
+"""What a module's last call was and ran: explain(), ir(), last_variant. Texts and numbers only: no tensor outlives its call."""
 from __future__ import annotations
-def remember(module, traced):
-    module.__dict__["_last"] = traced
-def ir(module, level):
-    return "\n\n".join(s.text for s in module.__dict__["_last"].stages)
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tiga.errors import TigaError
+from tiga.layouts import BUDGET
+from tiga.passes import PASSES, Record, Run, derived_from
+from tiga.program import parse
+from tiga.relations import is_implicit
+
+KERNEL_LEVELS = ("iter", "kernel", "ttir", "ttgir", "ptx")
+SPELLINGS = {"kernel_ttir": "ttir", "gf.kernel.ttir": "ttir"}
+LOWERINGS = {"interpret-blocked": "composite-blocked", "interpret-listed": "composite-listed", "": "composite"}
+MOST_VARIANTS = 256
+
+
+class Explanation(str):
+    """Text that a prompt shows as it prints."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class Artifacts(Mapping[str, str]):
+    """Texts by level. A level that was not made raises TigaError saying why."""
+
+    def __init__(self, programs: tuple[str, ...]) -> None:
+        self._texts = {"domain": "\n\n".join(programs)}
+
+    def __getitem__(self, level: str) -> str:
+        name = SPELLINGS.get(level, level)
+        if name in self._texts:
+            return self._texts[name]
+        if name in KERNEL_LEVELS:
+            raise TigaError(f"level {level!r}: the composite path makes none. It runs the program with torch operations and generates no kernel. "
+                            "Read 'domain', the program itself.")
+        raise TigaError(f"level {level!r} is unknown. Levels: 'domain', and of kernels {', '.join(map(repr, KERNEL_LEVELS))}.")
+
+    def __contains__(self, level: object) -> bool:
+        return level in self._texts
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A call's programs and how they were run. programs: as traced; runs: as executed, after autocast, vmap and what derivatives need."""
+
+    name: str
+    programs: tuple[str, ...] = field(repr=False)
+    device: str
+    runs: tuple[Run, ...] = field(repr=False)
+    names: frozenset[str] = field(repr=False)
+    hits: int
+    misses: int
+
+    @property
+    def key(self) -> str:
+        """torch, device, tiga, and a hash of these and of the program texts."""
+        from tiga import __version__
+        words = [f"torch@{torch.__version__}", self.device, f"tiga@{__version__}"]
+        content = "\0".join([*words, *self.programs, "", *[run.program for run in self.runs]])
+        return " | ".join([*words, hashlib.sha256(content.encode()).hexdigest()[:16]])
+
+    @property
+    def artifacts(self) -> Artifacts:
+        """Texts by level: "domain" is the program, or the programs one after another."""
+        return Artifacts(self.programs)
+
+    @property
+    def passes(self) -> tuple[str, ...]:
+        """Passes that made and ran this variant, in the order in which they work, and those that derived its gradient since."""
+        later = frozenset().union(*[derived_from(run.program) for run in self.runs])
+        return tuple([name for name in PASSES if name in self.names or name in later])
+
+
+class Variants:
+    """The variants that a module met: a hit is a call whose programs and device were met before."""
+
+    def __init__(self) -> None:
+        self.met: dict[tuple, None] = {}
+        self.hits = self.misses = 0
+        self.last: tuple | None = None
+
+    def add(self, name: str, programs: list[str], device: torch.device, record: Record) -> None:
+        key = (device.type, *programs, "", *[run.program for run in record.runs])
+        if key in self.met:
+            self.hits += 1
+        else:
+            self.misses += 1
+            if len(self.met) >= MOST_VARIANTS:
+                del self.met[next(iter(self.met))]
+            self.met[key] = None
+        self.last = (name, tuple(programs), device.type, tuple(record.runs), frozenset(record.names))
+
+
+def remember(module: Any, programs: list[str], device: torch.device, record: Record) -> None:
+    """Note a finished call; a plain attribute, so that neither state_dict nor Dynamo sees it."""
+    variants = module.__dict__.get("_variants")
+    if variants is None:
+        variants = module.__dict__["_variants"] = Variants()
+    variants.add(type(module).__name__, programs, device, record)
+
+
+def last_variant(module: Any) -> Variant:
+    """The variant of the last call."""
+    variants = module.__dict__.get("_variants")
+    if variants is None:
+        raise TigaError(f"{type(module).__name__}: {_NOT_CALLED}")
+    return Variant(*variants.last, variants.hits, variants.misses)
+
+
+def ir(module: Any, level: str) -> str:
+    """The text of one level of the last call's variant."""
+    return Explanation(last_variant(module).artifacts[level])
+
+
+_NOT_CALLED = ("no call has been recorded. Call the module once, outside torch.compile and torch.export: "
+               "inside, only the operator remains of it, and the text that lower(...) gives.")
+
+
+def explain(module: Any) -> Explanation:
+    """The last call in the order: backend, provider, lowering, passes, cache key, accepted, unknown, remarks, variant cache."""
+    name = type(module).__name__
+    if "_variants" not in module.__dict__:
+        return Explanation(f"### {name}\n{_NOT_CALLED}")
+    v = last_variant(module)
+    rows = [
+        f"### {name}",
+        f"backend: {v.device}",
+        f"provider: torch@{torch.__version__}",
+        f"lowering: {_lowering(v)}",
+        f"passes: {', '.join(v.passes)}",
+        f"provider cache key: {v.key}",
+        *[f"accepted: {text}" for text in _accepted(v)],
+        *[f"unknown: {text}" for text in _unknown(v)],
+        *[f"remark: {text}" for text in _remarks(v)],
+        f"variant cache: hits={v.hits}, misses={v.misses}",
+    ]
+    return Explanation("\n".join([*rows, *_programs(v)]))
+
+
+def _lowering(v: Variant) -> str:
+    return ", ".join(dict.fromkeys([LOWERINGS[run.visit] for run in v.runs])) or "none (traced with shapes only, nothing was computed)"
+
+
+def _accepted(v: Variant) -> list[str]:
+    return [f"[schedule] {PASSES[name]}" for name in ("inner-products-as-matmul", "weighted-sums-as-matmul") if name in v.names]
+
+
+def _unknown(v: Variant) -> list[str]:
+    return [] if v.runs else ["[schedule] how the programs would be run"]
+
+
+def _remarks(v: Variant) -> list[str]:
+    found = []
+    if v.device == "cuda":
+        found.append("[provider] composite path on CUDA: no kernel is generated in this version; correct, not fused")
+    found.append(_relation(v.programs[0]))
+    if len(v.programs) > 1:
+        found.append(f"[planning] {len(v.programs)} programs, each a pass over the edges: an edge value reads a finished fold")
+    for number, run in enumerate(v.runs):
+        which = f"program {number + 1}: " if len(v.runs) > 1 else ""
+        found.extend(["[planning] " + which + text for text in _visits(run)])
+    if "segment-scan" in v.names:
+        found.append(f"[planning] {PASSES['segment-scan']}: one step for each edge of the longest segment")
+    if "adjoint" in v.passes:
+        found.append("[autograd] the gradient is programs too: results of folds and operands are kept, edge values are computed again")
+    return found
+
+
+def _relation(program: str) -> str:
+    kind = parse(program).kind
+    if is_implicit(kind):
+        return f"[planning] {kind} relation remained implicit: no edge is listed"
+    return f"[planning] {kind} relation is listed: col and rowptr by destination"
+
+
+def _visits(run: Run) -> list[str]:
+    if not run.visit:
+        return ["no edge was visited"]
+    # the planner counts elements of 4 bytes, 8-byte ones twice
+    held, limit = run.most * run.width, f"{_size(4 * BUDGET)} a range"
+    why = f"within {limit}, whatever the number of edges" if held <= BUDGET else f"more than {limit}: one destination's sources are not divided"
+    found = [f"{run.visited} pairs in {run.ranges} range{'s' * (run.ranges != 1)}, at most {run.most} at once with at most {run.width} elements each: "
+             f"up to {_size(4 * held)} of edge values, {why}"]
+    if _has_inner_product(run.program) and "inner-products-as-matmul" not in run.names:
+        reason = "the edges are a list" if run.visit == "interpret-listed" else "the ranges are small, or the two fields differ in rank or width"
+        found.append(f"inner products ran pair by pair: {reason}")
+    return found
+
+
+def _has_inner_product(program: str) -> bool:
+    """Whether a source's field times a destination's is summed over the last feature."""
+    p = parse(program)
+    products = [p.definitions.get(line.args[0]) for line in p.lines if line.op == "sum" and line.attrs == ("-1",)]
+    return any(line is not None and line.op == "mul" and {p.types[a].place for a in line.args if a in p.types} == {"src", "dst"} for line in products)
+
+
+def _size(count: int) -> str:
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def _programs(v: Variant) -> list[str]:
+    if len(v.programs) == 1:
+        return []
+    return [row for number, text in enumerate(v.programs)
+            for row in (f"program {number + 1} of {len(v.programs)}:", *["    " + line for line in text.split("\n")])]

@@ -264,7 +264,7 @@ def _like(value: float) -> Any:
     def row(t: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
         fill = args[0] if args else kwargs.get("fill_value", value)
         zero = t.emit("zeros_like", (x,))
-        return zero if value == 0 and not args and "fill_value" not in kwargs else t.emit("where", (t.emit("eq", (zero, 0)), fill, zero))
+        return zero if isinstance(fill, float) and fill == 0 else t.emit("add", (zero, fill))
     return row
 
 

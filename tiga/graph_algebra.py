@@ -25,11 +25,8 @@ Payload = tuple[str, Ints, Tensors]
 
 
 def known_edges(graph: Graph) -> Any:
-    """Number of edges, or -1 where finding it would need a read that is not allowed now."""
-    stored = graph.kind in ("blocks", "intervals")
-    if stored and graph.ints[2] < 0 and not can_read(*graph.tensors):
-        return -1
-    return graph.num_edges
+    """Number of edges if no read is needed, else -1."""
+    return graph.ints[2] if graph.kind in ("blocks", "intervals") else graph.num_edges
 
 
 def csr_of(dst: Tensor, src: Tensor, numbers: Tensor | None, num_dst: Any, num_src: Any, ordered: bool) -> Payload:
@@ -58,6 +55,8 @@ def listed(graph: Graph) -> tuple[Tensor, Tensor, Tensor | None]:
         numbers = graph.tensors[2] if len(graph.tensors) == 3 else None
         return torch.where(valid, dst, -1), torch.where(valid, col, -1), numbers
     edges = known_edges(graph)
+    if edges < 0 and can_read(*graph.tensors):
+        edges = graph.num_edges
     if edges < 0:
         raise TigaError(
             f"listing the edges of a {graph.kind} graph: their number is not known while compiling, exporting or "

@@ -69,7 +69,7 @@ def cu_seqlens(
         )
     if causal and align is None and not same:
         _check_equal_segments(asked, dst_values, src_values)
-    low, high = _band(dst, src, causal, align)
+    low, high = segment_band(dst, src, causal, align)
     edges = -1
     if dst_values is not None and src_values is not None and graph_checks.can_read(dst, src):
         host = (_host(dst, dst_values).diff(), _host(src, src_values).diff())
@@ -113,7 +113,7 @@ def _host(tensor: Tensor, values: list[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.int64, device="cpu")
 
 
-def _band(dst: Tensor, src: Tensor, causal: bool, align: str | None) -> tuple[Tensor, Tensor]:
+def segment_band(dst: Tensor, src: Tensor, causal: bool, align: str | None) -> tuple[Tensor, Tensor]:
     return _band_of(dst.to(torch.int64).diff(), src.to(torch.int64).diff(), causal, align)
 
 
@@ -169,9 +169,7 @@ def from_edge_index(edge_index: Any, num_src: Any, num_dst: Any) -> Payload:
     for size_name, rows in (("num_src", num_src), ("num_dst", num_dst)):
         if rows is None:
             raise graph_checks.needs_size(size_name, asked)
-    # An edge whose destination was never checked belongs to no row: its source must not be taken for another row's.
-    src = torch.where((dst >= 0) & (dst < num_dst), src, -1)
-    return graph_algebra.csr_of(dst, src, None, num_dst, num_src, ordered=False)
+    return "csr", (num_dst, num_src), tuple(torch.ops.tiga.coo_to_csr(edges, num_dst))
 
 
 def _read_edges(asked: str, edges: Tensor, num_src: Any, num_dst: Any) -> tuple[Any, Any, bool]:

@@ -10,6 +10,7 @@ from typing import Any, Iterator, NamedTuple, Optional
 import torch
 from torch import Tensor
 
+from tiga import passes
 from tiga.relations import edge_offsets, is_implicit, row_intervals
 
 BUDGET = 1 << 24                         # elements of all edge values that are alive at once
@@ -39,9 +40,11 @@ def add_rows(out: Tensor, rows: Tensor, x: Tensor) -> Tensor:
 
 
 class Layout:
-    """lead: how many leading dimensions stand for the edges. rows, cols: the range of destinations and of sources."""
+    """lead: how many leading dimensions stand for the edges. rows, cols: the range of destinations and of sources; pairs: how many it holds."""
 
     lead: int
+    visit: str                           # the pass that visits it
+    pairs: int
     rows: tuple[int, int]
 
     def edge(self, x: Any) -> Tensor:
@@ -63,9 +66,11 @@ class Listed(Layout):
     """Edges one after another: source, destination (counted from rows[0]) and number of each."""
 
     lead = 1
+    visit = "interpret-listed"
 
     def __init__(self, rows: tuple[int, int], dst: Tensor, src: Tensor, number: Tensor) -> None:
         self.rows, self.dst, self.src, self.numbers = rows, dst, src, number
+        self.pairs = dst.shape[0]
 
     @property
     def number(self) -> Tensor:
@@ -131,14 +136,50 @@ class Listed(Layout):
         out[self.numbers] = self.full(self.edge(x)).to(out.dtype)
 
 
+    def listed(self) -> "Listed":
+        return self
+
+    def scan(self, reverse: bool, begin: list, values: list, step: Any) -> tuple[list, list]:
+        """Visit each segment's edges in order; step(states, values) -> (states, results)."""
+        passes.ran("segment-scan")
+        counts = self.count()
+        order = torch.argsort(counts, descending=True, stable=True)
+        starts = (counts.cumsum(0) - counts)[order]
+        by_count = counts[order]
+        states = [s[order] for s in begin]
+        results: list[Tensor] = []
+        for k in range(int(by_count[0]) if by_count.shape[0] else 0):
+            active = int((by_count > k).sum())
+            at = starts[:active] + (by_count[:active] - 1 - k if reverse else k)
+            new, outs = step([s[:active] for s in states], [x[at] for x in values])
+            if not results:
+                results = [o.new_zeros((self.dst.shape[0], *o.shape[1:])) for o in outs]
+            for held, o in zip(results, outs):                 # before the states move on: a result may be an old state
+                held[at] = o
+            for held, s in zip(states, new):
+                held[:active] = s
+        back = torch.argsort(order)
+        return [s[back] for s in states], results
+
+
 class Blocked(Layout):
     """All pairs of a range of destinations and a range of sources; mask (rows, cols) says which are edges, None all."""
 
     lead = 2
+    visit = "interpret-blocked"
 
     def __init__(self, rows: tuple[int, int], cols: tuple[int, int], mask: Optional[Tensor], numbers: Any) -> None:
         self.rows, self.cols, self.mask, self._numbers = rows, cols, mask, numbers
+        self.pairs = (rows[1] - rows[0]) * (cols[1] - cols[0])
         self._finite: dict[int, bool] = {}
+
+    def listed(self) -> Listed:
+        """The same edges one after another."""
+        mask = self.mask
+        if mask is None:
+            mask = torch.ones(self.number.shape, dtype=torch.bool, device=self.number.device)
+        dst, src = mask.nonzero().unbind(1)
+        return Listed(self.rows, dst, src + self.cols[0], self.number[mask])
 
     @property
     def number(self) -> Tensor:
@@ -180,6 +221,7 @@ class Blocked(Layout):
             return (self.edge(a) * self.edge(b)).sum(-1)
         if x.dim() != y.dim() or x.shape[-1] != y.shape[-1] or x.dtype != y.dtype or not x.is_floating_point():
             return (self.edge(a) * self.edge(b)).sum(-1)
+        passes.ran("inner-products-as-matmul")
         return torch.matmul(y.movedim(0, -2), x.movedim(0, -2).transpose(-1, -2)).movedim((-2, -1), (0, 1))
 
     def _matrix(self, x: Any, far: str) -> Optional[Tensor]:
@@ -200,6 +242,7 @@ class Blocked(Layout):
         w = self.only(weight).squeeze(-1).movedim((0, 1), (-2, -1))
         if far == "dst":
             w = w.transpose(-1, -2)
+        passes.ran("weighted-sums-as-matmul")
         return torch.matmul(w, t.movedim(0, -2)).movedim(-2, 0)
 
     def _product(self, x: Any, far: str) -> Optional[Tensor]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor, nn
 
+from tiga import passes
 from tiga.errors import TigaError, TraceError
 from tiga.graph import Graph
 from tiga.ops.propagate import _op as propagate
@@ -39,14 +40,13 @@ class MessagePassing(nn.Module):
         raise TigaError(f"{type(self).__name__} has no edge function. Define edge(self, src, dst, edge, ...).")
 
     def forward(self, graph: Graph, src: Optional[dict] = None, dst: Optional[dict] = None, edge: Optional[dict] = None, **uniform: Any) -> Any:
-        traced = self._trace(graph, src or {}, dst or {}, edge or {}, uniform)
-        results: list[list[Tensor]] = []
-        for stage in traced.stages:
-            call = traced.call(stage, results)
-            results.append(propagate(call.program, call.tensors, call.ints, call.scalars))
-        if not torch.compiler.is_compiling():
-            self._remember(traced)
-        return traced.assemble(results)
+        if torch.compiler.is_compiling():
+            return self._trace(graph, src or {}, dst or {}, edge or {}, uniform).run()
+        with passes.Record() as record:
+            traced = self._trace(graph, src or {}, dst or {}, edge or {}, uniform)
+            result = traced.run()
+        self._remember(traced, record)
+        return result
 
     def lower(self, graph: Graph, src: Optional[dict] = None, dst: Optional[dict] = None, edge: Optional[dict] = None, **uniform: Any) -> Call:
         """The arguments of torch.ops.tiga.propagate for this call: (program, tensors, ints, scalars)."""
@@ -70,14 +70,15 @@ class MessagePassing(nn.Module):
             result = self.edge(*places, **arguments)
         else:
             result = located(self, places, arguments)
+            passes.ran("trace")
         return Traced(self, tracer, graph, result, places)
 
-    def _remember(self, traced: "Traced") -> None:
+    def _remember(self, traced: "Traced", record: passes.Record) -> None:
         from tiga.explain import remember
-        remember(self, traced)
+        remember(self, [stage.text for stage in traced.stages], traced.tracer.home, record)
 
     def explain(self) -> str:
-        """What ran at the last call: backend, provider, lowering, passes, cache key, remarks."""
+        """What ran at the last call made outside torch.compile: backend, provider, lowering, passes, cache key, remarks."""
         from tiga.explain import explain
         return explain(self)
 
@@ -121,6 +122,13 @@ class Traced:
             tensors.append(self.tracer.operands[k][0] if what == "operand" else results[k[0]][k[1]])
         tensors.extend(self.graph.tensors)
         return Call(stage.text, tensors, list(self.graph.ints), [self.tracer.scalars[k][1] for k in stage.scalars])
+
+    def run(self) -> Any:
+        results: list[list[Tensor]] = []
+        for stage in self.stages:
+            call = self.call(stage, results)
+            results.append(propagate(call.program, call.tensors, call.ints, call.scalars))
+        return self.assemble(results)
 
     def assemble(self, results: list) -> Any:
         by_ref: dict[str, Tensor] = {}

@@ -20,6 +20,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from tiga import passes
 from tiga.errors import TigaError
 from tiga.primitives import PRIMITIVES
 from tiga.reducers import REDUCERS
@@ -61,6 +62,15 @@ class Line:
     attrs: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Function:
+    """A function of a program, for `scan`: parameters a0, a1, ... and pointwise lines; its types follow from where it is used."""
+
+    params: int
+    lines: tuple[Line, ...]
+    returns: tuple[str, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Program:
     kind: str
@@ -74,6 +84,7 @@ class Program:
     types: dict[str, Type] = field(compare=False, repr=False)
     conditions: tuple = field(compare=False, repr=False, default=())
     definitions: dict[str, Line] = field(compare=False, repr=False, default_factory=dict)
+    functions: tuple[Function, ...] = ()
 
     @property
     def num_tensors(self) -> int:
@@ -110,14 +121,22 @@ def operand_text(number: int, place: str, name: str, dtype: str, sizes: tuple, f
 
 
 def line_text(outs: tuple, op: str, args: tuple, attrs: tuple) -> str:
-    words = [op, *attrs, *args] if op == "reduce" else [op, *args, *attrs]
+    words = [op, *attrs, *args] if op in ("reduce", "scan") else [op, *args, *attrs]
     return ", ".join(outs) + " = " + " ".join(words)
+
+
+def function_text(number: int, f: Function) -> list[str]:
+    rows = ["function " + str(number) + " " + str(f.params)]
+    rows += ["| " + line_text(line.outs, line.op, line.args, line.attrs) for line in f.lines]
+    return [*rows, "| return " + " ".join(f.returns)]
 
 
 def to_text(p: Program) -> str:
     rows = [head_text(p.kind, p.relation_tensors, p.reverse, p.batch)]
     rows += [operand_text(i, o.place, o.name, o.dtype, o.sizes, o.flag) for i, o in enumerate(p.operands)]
     rows += ["scalar " + str(i) + " " + name for i, name in enumerate(p.scalars)]
+    for i, f in enumerate(p.functions):
+        rows += function_text(i, f)
     rows += [line_text(line.outs, line.op, line.args, line.attrs) for line in p.lines]
     return "\n".join([*rows, "return " + " ".join(p.returns)])
 
@@ -165,7 +184,9 @@ def parse(text: str) -> Program:
             raise TigaError(f"program line {number + 1}, {row[:120]!r}: {e}") from None
         except (KeyError, IndexError, ValueError, TypeError, OverflowError, AttributeError) as e:
             raise TigaError(f"program line {number + 1}, {row[:120]!r}: cannot be read ({type(e).__name__})") from None
-    return reader.finish()
+    program = reader.finish()
+    passes.ran("verify")
+    return program
 
 
 class _Reader:
@@ -178,6 +199,8 @@ class _Reader:
         self.types: dict[str, Type] = {}
         self.conditions: list = []
         self.outs = 0
+        self.functions: list[Function] = []
+        self.body: list | None = None                          # of the function being read: [parameters, lines]
 
     def row(self, number: int, row: str) -> None:
         words = row.split(" ")
@@ -189,6 +212,12 @@ class _Reader:
             self.read_operand(words, row)
         elif words[0] == "scalar":
             self.read_scalar(words)
+        elif words[0] == "|":
+            self.read_body(row[2:])
+        elif self.body is not None:
+            raise TigaError("a function ends with '| return'")
+        elif words[0] == "function":
+            self.read_function(words)
         elif words[0] == "return":
             self.read_return(words[1:])
         else:
@@ -274,11 +303,55 @@ class _Reader:
             if int(o[1:]) != self.outs:
                 raise TigaError(f"values are numbered in order; expected %{self.outs}")
             self.outs += 1
-        line = _reduce_line(outs, words) if words[0] == "reduce" else self.primitive_line(outs, words)
+        line = (_reduce_line(outs, words) if words[0] == "reduce" else self.scan_line(outs, words) if words[0] == "scan"
+                else self.primitive_line(outs, words))
         types = tuple([self.type_of(a) for a in line.args])
-        for o, t in zip(outs, infer(line, types, self.unify, self.head[3])):
+        for o, t in zip(outs, infer(line, types, self.unify, self.head[3], tuple(self.functions))):
             self.define(o, t)
         self.lines.append(line)
+
+    def read_function(self, words: list[str]) -> None:
+        if len(words) != 3 or words[1] != str(len(self.functions)) or self.lines:
+            raise TigaError("expected: function NUMBER PARAMETERS, before the program's lines")
+        self.body = [_small(words[2]), []]
+
+    def read_body(self, row: str) -> None:
+        if self.body is None:
+            raise TigaError("a function's lines follow its head")
+        params, lines = self.body
+        defined = {"a" + str(k) for k in range(params)} | {line.outs[0] for line in lines}
+
+        def known(words: list[str] | tuple[str, ...]) -> None:
+            for w in words:
+                if w not in defined and read_number(w) is None:
+                    raise TigaError(f"{w!r} is not defined in this function")
+        if row.startswith("return "):
+            known(row.split(" ")[1:])
+            self.functions.append(Function(params, tuple(lines), tuple(row.split(" ")[1:])))
+            self.body = None
+            return
+        left, equals, right = row.partition(" = ")
+        if not equals or left != "%" + str(len(lines)):
+            raise TigaError(f"expected: %{len(lines)} = OPERATION ...")
+        line = self.primitive_line((left,), right.split(" "))
+        if line.op in ("number", "rand", "gather", "linear", "spread", "size"):
+            raise TigaError(f"{line.op} in a function; functions are pointwise in the edges")
+        known(line.args)
+        lines.append(line)
+
+    def scan_line(self, outs: tuple, words: list[str]) -> Line:
+        if len(words) < 6 or words[1] not in ("forward", "reverse"):
+            raise TigaError("expected: scan forward|reverse FUNCTION STATES GRADIENT VALUES")
+        number, states = _small(words[2]), _small(words[3])
+        gradient = -1 if words[4] == "-1" else _small(words[4])
+        if number >= len(self.functions) or gradient >= len(self.functions):
+            raise TigaError("no such function")
+        f, args = self.functions[number], tuple(words[5:])
+        if states < 1 or len(args) != f.params or states > f.params or len(outs) != len(f.returns) or len(f.returns) < states:
+            raise TigaError(f"function {number} takes {f.params} values, {states} of them states, and gives {len(f.returns)}")
+        if gradient >= 0 and (self.functions[gradient].params != 3 * states or len(self.functions[gradient].returns) != states or f.params != 2 * states):
+            raise TigaError("a gradient function takes lifted, final and gradient states and gives the lifted states' gradients")
+        return Line(outs, "scan", args, tuple(words[1:5]))
 
     def primitive_line(self, outs: tuple, words: list[str]) -> Line:
         row = PRIMITIVES.get(words[0])
@@ -298,11 +371,11 @@ class _Reader:
             raise TigaError(f"sizes {a} and {b} differ")
 
     def finish(self) -> Program:
-        if not self.returns:
+        if not self.returns or self.body is not None:
             raise TigaError("a program ends with a return line")
         definitions = {o: line for line in self.lines for o in line.outs}
         p = Program(*self.head, tuple(self.operands), tuple(self.scalars), tuple(self.lines), self.returns, self.types,
-                    tuple(dict.fromkeys(self.conditions)), definitions)
+                    tuple(dict.fromkeys(self.conditions)), definitions, tuple(self.functions))
         if not p.operands:
             raise TigaError("a program reads at least one operand")
         p.phases                                               # an edge value that reads a finished reduce is refused here
@@ -327,8 +400,10 @@ def _reduce_line(outs: tuple, words: list[str]) -> Line:
     return Line(outs, "reduce", tuple(words[3:]), (words[1], words[2]))
 
 
-def infer(line: Line, types: tuple, unify: Any, batch: int = 0) -> tuple[Type, ...]:
+def infer(line: Line, types: tuple, unify: Any, batch: int = 0, functions: tuple = ()) -> tuple[Type, ...]:
     """The types of a line's results from those of its arguments."""
+    if line.op == "scan":
+        return scan_types(line, types, unify, batch, functions)
     if line.op == "reduce":
         place, name = line.attrs
         for t in types:
@@ -339,6 +414,37 @@ def infer(line: Line, types: tuple, unify: Any, batch: int = 0) -> tuple[Type, .
     if batch and row.elementwise:
         types = _align_batch(types, batch)
     return (row.rule(types, line.attrs, unify),)
+
+
+def scan_types(line: Line, types: tuple, unify: Any, batch: int, functions: tuple) -> tuple[Type, ...]:
+    """States at destinations, other results on edges. A state's type is what the function makes of it, the second time as the first."""
+    f, states = functions[int(line.attrs[1])], int(line.attrs[2])
+    for t in types[:states]:
+        if t.place not in ("dst", "shared"):
+            raise TigaError(f"scan starts from a value at {t.place}")
+    known = [Type("edge", "f32" if t.weak and t.dtype == "f64" else t.dtype, t.sizes) for t in types[states:]]
+    begin = [Type("edge", t.dtype, t.sizes, t.weak) for t in types[:states]]
+    for _ in range(3):
+        out = apply_types(f, (*begin, *known), unify, batch)
+        begin, before = [Type("edge", "f32" if t.weak and t.dtype == "f64" else t.dtype, t.sizes) for t in out[:states]], begin
+    if [(t.dtype, t.sizes) for t in begin] != [(t.dtype, t.sizes) for t in before]:
+        raise TigaError("a scan's states change their type from edge to edge")
+    return (*[Type("dst", t.dtype, t.sizes) for t in out[:states]], *[Type("edge", t.dtype, t.sizes) for t in out[states:]])
+
+
+def apply_types(f: Function, types: tuple, unify: Any, batch: int = 0) -> tuple[Type, ...]:
+    return body_types(f, types, unify, batch)[1]
+
+
+def body_types(f: Function, types: tuple, unify: Any, batch: int = 0) -> tuple[dict[str, Type], tuple[Type, ...]]:
+    """The types of a function's values where its parameters have `types`."""
+    found: dict[str, Type] = {"a" + str(k): t for k, t in enumerate(types)}
+
+    def of(word: str) -> Type:
+        return found[word] if word in found else Type("shared", "i64" if isinstance(read_number(word), int) else "f64", (), True)
+    for line in f.lines:
+        found[line.outs[0]] = infer(line, tuple([of(a) for a in line.args]), unify, batch)[0]
+    return found, tuple([of(r) for r in f.returns])
 
 
 def _align_batch(types: tuple, batch: int) -> tuple:
@@ -355,6 +461,13 @@ def _phases(p: Program) -> dict[str, int]:
     for line in p.lines:
         when = max([phase.get(a, 0) for a in line.args], default=0)
         place = p.types[line.outs[0]].place
+        if line.op == "scan":
+            states = int(line.attrs[2])
+            if when == 2 or any(a in reduced for a in line.args[states:]):
+                raise TigaError(f"{line.outs[0]} scans a reduce of the same program; it belongs into a second program")
+            phase.update({o: 1 for o in line.outs})
+            reduced.update(line.outs[:states])
+            continue
         if line.op == "reduce":
             when = 1 if line.attrs[0] == "dst" else 2
             if any(phase.get(a, 0) == 2 for a in line.args) and (line.attrs[0] != "shared" or any(phase.get(a, 0) == 1 for a in line.args)):
@@ -403,7 +516,22 @@ def prune(p: Program, returns: tuple[str, ...]) -> Program:
                    for line in reversed(kept)])
     operands = tuple([o for o in p.operands if o.ref in live])
     scalars = tuple([s for s in p.scalars if s in live])
-    return Program(p.kind, p.relation_tensors, p.reverse, p.batch, operands, scalars, lines, tuple([names.get(r, r) for r in returns]), {})
+    lines, functions = used_functions(lines, p.functions)
+    return Program(p.kind, p.relation_tensors, p.reverse, p.batch, operands, scalars, lines, tuple([names.get(r, r) for r in returns]), {},
+                   functions=functions)
+
+
+def used_functions(lines: tuple[Line, ...], functions: tuple[Function, ...]) -> tuple[tuple[Line, ...], tuple[Function, ...]]:
+    """The functions that scans read, numbered anew."""
+    order: dict[int, int] = {}
+    new = []
+    for line in lines:
+        if line.op == "scan":
+            direction, number, states, gradient = line.attrs
+            numbers = [order.setdefault(int(k), len(order)) if k != "-1" else -1 for k in (number, gradient)]
+            line = Line(line.outs, "scan", line.args, (direction, str(numbers[0]), states, str(numbers[1])))
+        new.append(line)
+    return tuple(new), tuple([functions[k] for k in order])
 
 
 def held_dtype(t: Type) -> str:

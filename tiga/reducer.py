@@ -1,12 +1,16 @@
 """The reducers a user holds: attributes of a MessagePassing, called in its edge function."""
 from __future__ import annotations
 
+import builtins
 import math
 from typing import Any, Optional
 
+import torch
+
 from tiga.errors import TigaError, TraceError
-from tiga.trace import tracer_of
-from tiga.types import is_one
+from tiga.program import Function
+from tiga.trace import Sym, Tracer, tracer_of
+from tiga.types import Type, is_one
 
 
 class Reducer:
@@ -20,6 +24,8 @@ class Reducer:
 
     def __call__(self, *values: Any) -> Any:
         tracer = tracer_of(values)
+        if not self.name:
+            return monoid(self, tracer, values)
         return tracer.reduce("dst", self.name, tuple([strong(tracer, v) for v in values]))[0]
 
 
@@ -27,6 +33,81 @@ def strong(tracer: Any, x: Any) -> Any:
     """A Python number as a value of each edge."""
     v = tracer.lift(x)
     return v.emit("spread", "edge") if v.type.place == "shared" else v
+
+
+def monoid(reducer: Any, tracer: Any, values: tuple) -> Any:
+    """A user's reducer: lift on the edges, a scan of combine over each segment, finalize at the destinations."""
+    who = type(reducer).__name__
+    for part in ("identity", "combine"):
+        if not hasattr(reducer, part):
+            raise TigaError(f"{who} has no {part}. A reducer defines identity (numbers), combine(a, b), and if need be lift(*values) and finalize(state).")
+    single = not isinstance(reducer.identity, (tuple, list))
+    identity = (reducer.identity,) if single else tuple(reducer.identity)
+    lifted = reducer.lift(*values) if hasattr(reducer, "lift") else values
+    lifted = tuple([strong(tracer, x) for x in (lifted if isinstance(lifted, (tuple, list)) else (lifted,))])
+    if len(lifted) != len(identity):
+        raise TraceError(f"{who}.lift gives {len(lifted)} states, identity has {len(identity)}.")
+    types = tuple([x.type for x in lifted])
+    combine = function_of(reducer.combine, (types, types), single, len(identity), f"{who}.combine")
+    gradient = None
+    if hasattr(reducer, "edge_gradient"):
+        gradient = function_of(reducer.edge_gradient, (types, types, types), single, len(identity), f"{who}.edge_gradient")
+    if not torch.compiler.is_compiling():
+        check_monoid(reducer, single, types)
+    final = tracer.scan("forward", combine, len(identity), (*identity, *lifted), gradient)
+    if not hasattr(reducer, "finalize"):
+        return final[0] if single else tuple(final)
+    return reducer.finalize(final[0] if single else tuple(final))
+
+
+def function_of(fn: Any, states: tuple, single: bool, results: int, who: str) -> Function:
+    """A part of a user's reducer as a function of programs."""
+    tracer = FunctionTracer(who)
+    args, number = [], 0
+    for types in states:
+        group = []
+        for t in types:
+            group.append(Sym(tracer, "a" + str(number), Type("edge", t.dtype, t.sizes)))
+            number += 1
+        args.append(group[0] if single else tuple(group))
+    out = fn(*args)
+    out = (out,) if not isinstance(out, (tuple, list)) else tuple(out)
+    if len(out) != results:
+        raise TraceError(f"{who} gives {len(out)} states; {results} are needed.")
+    return Function(number, tuple(tracer.lines), tuple([tracer.lift(x).ref for x in out]))
+
+
+class FunctionTracer(Tracer):
+    """Traces a part of a reducer: a function of states alone."""
+
+    def __init__(self, who: str) -> None:
+        super().__init__()
+        self.who = who
+
+    def operand(self, t: Any, place: str, name: str, flag: str = "") -> Any:
+        raise TraceError(f"{self.who} reads a tensor. It is a function of the states alone: bring the tensor in through lift.")
+
+
+_checked: set = set()
+
+
+def check_monoid(reducer: Any, single: bool, types: tuple) -> None:
+    """combine is associative and commutative: tried once a class on random states."""
+    cls = type(reducer)
+    if cls in _checked:
+        return
+    _checked.add(cls)
+    generator = torch.Generator().manual_seed(0)
+    a, b, c = ([torch.rand((4, *[2 if is_one(s) else 3 for s in t.sizes][:1]), generator=generator, dtype=torch.float64) for t in types] for _ in range(3))
+
+    def join(x: Any, y: Any) -> list:
+        out = reducer.combine(x[0], y[0]) if single else reducer.combine(tuple(x), tuple(y))
+        return list(out) if isinstance(out, (tuple, list)) else [out]
+    with torch.no_grad():
+        for law, x, y in (("associative", join(join(a, b), c), join(a, join(b, c))), ("commutative", join(a, b), join(b, a))):
+            if not all(torch.allclose(p, q, rtol=1e-6, atol=1e-8) for p, q in zip(x, y)):
+                raise TigaError(f"{cls.__name__}.combine is not {law}: on random states the two orders differ by "
+                                f"{builtins.max(float((p - q).abs().max()) for p, q in zip(x, y)):.3g}. Edges may be folded in any order.")
 
 
 class Sum(Reducer):
@@ -104,11 +185,13 @@ class OnlineSoftmaxReducer(Reducer):
         if missing < 0:
             raise TraceError(f"the score has features {tuple(score.type.sizes)}, more than the value's {tuple(value.type.sizes)}: they align from the left.")
         for have, want in zip(score.type.sizes, value.type.sizes):
-            if not is_one(have) and have != want:
+            if not is_one(have) and not is_one(want) and have != want:
                 raise TraceError(f"the score's features {tuple(score.type.sizes)} do not fit the value's {tuple(value.type.sizes)}: each must be 1 or equal, "
                                  "counted from the left.")
         for _ in range(missing):
             score = score.emit("unsqueeze", "-1")
+        if any([is_one(want) and not is_one(have) for have, want in zip(score.type.sizes, value.type.sizes)]):
+            value = tracer.emit("expand_like", (value, score))  # one value of several scores: grouped queries
         out, lse = tracer.reduce("dst", "softmax", (score, value))
         if not self.return_lse:
             return out

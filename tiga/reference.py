@@ -5,6 +5,7 @@ what a range of destinations completes, last what sums over all edges complete.
 """
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import Any, Callable, Sequence
@@ -12,9 +13,10 @@ from typing import Any, Callable, Sequence
 import torch
 from torch import Tensor
 
+from tiga import passes
 from tiga.layouts import Far, Product, layouts
 from tiga.primitives import PRIMITIVES, _hash_uniform
-from tiga.program import Line, Program, evaluate_size, read_number
+from tiga.program import Function, Line, Program, body_types, evaluate_size, read_number
 from tiga.reducers import REDUCERS
 from tiga.types import DTYPES, Type, compute_dtype, promote
 
@@ -45,7 +47,7 @@ def _schedule(p: Program) -> tuple[frozenset, dict[str, int], frozenset]:
                      and all((r.op == "sum" and r.attrs == ("-1",)) or (r.op == "reduce" and r.attrs[1] == "sum") for r in readers[line.outs[0]]))
     shape_only: set[str] = set()
     for line in reversed(p.lines):
-        if line.op != "reduce" and line.outs[0] not in p.returns and all(
+        if line.op not in ("reduce", "scan") and line.outs[0] not in p.returns and all(
                 r.outs[0] in shape_only or (r.op in _LIKE and line.outs[0] in r.args[_BY_SHAPE.get(r.op, 1):] and line.outs[0] not in r.args[:_BY_SHAPE.get(r.op, 1)])
                 for r in readers.get(line.outs[0], ())):
             shape_only.add(line.outs[0])
@@ -83,8 +85,11 @@ class _Run:
                 self.sums[out] = self.zeros(out)
         during = [(k, line) for k, line in enumerate(lines) if phases[line.outs[0]] == 1 or line.outs[0] in self.sums]
         if during or any(self.p.types[r].place in ("edge", "dst") for r in self.p.returns):
-            for layout in layouts(self.p.kind, self.ints, self.relation, self.p.reverse, self.device, self.width(during)):
+            width = self.width(during)
+            for layout in layouts(self.p.kind, self.ints, self.relation, self.p.reverse, self.device, width):
+                layout = layout.listed() if self.p.functions else layout
                 self.visit(layout, during)
+                passes.visited(layout.visit, layout.pairs, width)
         self.fields.update(self.sums)
         for line in lines:
             if phases[line.outs[0]] == 2 and line.outs[0] not in self.sums:
@@ -133,6 +138,8 @@ class _Run:
         for k, line in during:
             if line.op == "reduce":
                 self.reduce(line, layout)
+            elif line.op == "scan":
+                self.scan(line, layout)
             elif line.outs[0] in self.lazy:
                 self.here[line.outs[0]] = Product(*[self.operand(a, layout, line) for a in line.args])
             else:
@@ -227,15 +234,22 @@ class _Run:
         if line.op == "arange":
             dim = int(line.attrs[0])
             count = torch.arange(self.features(line.args[0])[dim], device=self.device)
-            return count.reshape((1,) * (lead + self.p.batch) + (-1,) + (1,) * (-dim - 1))
+            return self.rows_of(count.reshape((1,) * (lead + self.p.batch) + (-1,) + (1,) * (-dim - 1)), out.place, layout)
         if line.op == "zeros_like":
-            return torch.zeros((1,) * (lead + self.p.batch) + self.features(line.args[0]), dtype=DTYPES[compute_dtype(out.dtype)], device=self.device)
+            zeros = torch.zeros((1,) * (lead + self.p.batch) + self.features(line.args[0]), dtype=DTYPES[compute_dtype(out.dtype)], device=self.device)
+            return self.rows_of(zeros, out.place, layout)
         if line.op == "rand":
             return self.rand(line, layout)
         x = self.at(line.args[0], out.place, lead, layout)
         if out.place == "edge" and self.p.types[line.args[0]].place == "shared":
             x = x.reshape((1,) * lead + tuple(x.shape))
         return _SHAPED[line.op](x, *[self.features(a) for a in line.args[1:]], lead + self.p.batch, *line.attrs)
+
+    def rows_of(self, x: Tensor, place: str, layout: Any) -> Tensor:
+        """One row repeated for every node of a place; at the edges one row stands for all."""
+        if place not in ("src", "dst"):
+            return x
+        return x.expand(self.num_src if place == "src" else layout.rows[1] - layout.rows[0], *x.shape[1:])
 
     def inner(self, line: Line, layout: Any) -> Tensor:
         product = self.here[line.args[0]]
@@ -298,6 +312,27 @@ class _Run:
         for o, x in zip(line.outs, REDUCERS[name].reference(layout, *args)):
             self.here[o] = x.to(DTYPES[compute_dtype(self.p.types[o].dtype)])
 
+    def scan(self, line: Line, layout: Any) -> None:
+        direction, number, states, _ = line.attrs
+        count = int(states)
+        types = [self.p.types[o] for o in line.outs]
+        begin, values = [], []
+        for a, t in zip(line.args, types[:count]):
+            x = self.at(a, "dst", 1, layout).to(DTYPES[compute_dtype(t.dtype)])
+            if x.dim() < 1 + len(t.sizes):
+                x = align(x.reshape((1,) * (1 + self.p.batch) + tuple(x.shape)), 1 + self.p.batch, len(t.sizes) - self.p.batch)
+            sizes = [evaluate_size(s, self.shapes, self.p.operands) for s in t.sizes]
+            begin.append(x.expand(layout.rows[1] - layout.rows[0], *sizes).clone())
+        for a in line.args[count:]:
+            x = self.at(a, "edge", 1, layout)
+            values.append(layout.full(x if x.dim() else x.reshape(1).to(torch.float32 if x.is_floating_point() else x.dtype)))
+        body = _Body(self, self.p.functions[int(number)], line, layout)
+        last, results = layout.scan(direction == "reverse", begin, values, body.step)
+        if not results:
+            results = [torch.zeros((0, *[evaluate_size(s, self.shapes, self.p.operands) for s in t.sizes]), dtype=DTYPES[compute_dtype(t.dtype)],
+                                   device=self.device) for t in types[count:]]
+        self.here.update(zip(line.outs, [*last, *results]))
+
     def fold_shared(self, line: Line, layout: Any) -> Tensor:
         """A sum over the rows visited: edges, or destinations where all that is folded lives there."""
         places = {self.p.types[a].place for a in self.folded(line) if a in self.p.types}
@@ -310,6 +345,33 @@ class _Run:
 
     def fold_nodes(self, line: Line) -> Tensor:
         return _fold_rows(line, [self.value(a, None) for a in line.args], self.p, self.zeros(line.outs[0]))
+
+
+class _Body(_Run):
+    """A function of the program on rows of edges."""
+
+    def __init__(self, run: _Run, f: Function, line: Line, layout: Any) -> None:
+        self.shapes, self.device, self.outer, self.f = run.shapes, run.device, run.p, f
+        self.lazy = self.shape_only = frozenset()
+        self.fields, self.layout = {}, layout
+        self.states = int(line.attrs[2])
+        given = [run.p.types.get(a) or _literal_type(a) for a in line.args]
+        begin = [Type("edge", run.p.types[o].dtype, run.p.types[o].sizes) for o in line.outs[:self.states]]
+        strong = [Type("edge", "f32" if t.weak and t.dtype == "f64" else t.dtype, t.sizes) for t in given[self.states:]]
+        types, self.results = body_types(f, (*begin, *strong), lambda a, b: None, run.p.batch)
+        self.p = dataclasses.replace(run.p, lines=f.lines, returns=f.returns, types=types)
+
+    def step(self, states: list, values: list) -> tuple[list, list]:
+        rows = (states or values)[0].shape[0]
+        self.here = {"a" + str(k): x for k, x in enumerate([*states, *values])}
+        for line in self.f.lines:
+            self.here[line.outs[0]] = self.compute(line, self.layout)
+        out = []
+        for r, t in zip(self.f.returns, self.results):
+            x = self.at(r, "edge", 1, self.layout)
+            sizes = [evaluate_size(s, self.shapes, self.outer.operands) for s in t.sizes]
+            out.append((x if x.dim() else x.reshape((1,) * (1 + len(sizes)))).to(DTYPES[compute_dtype(t.dtype)]).expand(rows, *sizes))
+        return out[:self.states], out[self.states:]
 
 
 def _cast(x: Any, dtype: torch.dtype) -> Any:
@@ -333,7 +395,7 @@ def _fold_rows(line: Line, rows: list, p: Program, zero: Tensor) -> Tensor:
         return g.reshape(-1, g.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
     g, i, table = rows
     i = i.expand(g.shape[:i.dim()])
-    flat = g.reshape(-1, *table.shape[1:]).to(zero.dtype)
+    flat = g.reshape(-1, *zero.shape[1:]).to(zero.dtype)             # a table read on edges has leading ones
     return torch.zeros_like(zero).index_put_((i.reshape(-1),), flat, accumulate=True) if zero.device.type != "cpu" else torch.zeros_like(zero).index_add_(0, i.reshape(-1), flat)
 
 
@@ -351,6 +413,10 @@ def _literal_type(word: str) -> Type:
 
 def _to(x: Tensor, lead: int, dtype: str) -> Tensor:
     return x.to(DTYPES[dtype]).to(DTYPES[compute_dtype(dtype)])
+
+
+def _expand(g: Tensor, sizes: tuple, lead: int) -> Tensor:
+    return g.expand(*g.shape[:lead], *torch.broadcast_shapes(g.shape[lead:], sizes))
 
 
 def _unslice(g: Tensor, sizes: tuple, lead: int, dim: str, start: str, length: str, step: str) -> Tensor:
@@ -390,7 +456,7 @@ def _gather(table: Tensor, i: Tensor, lead: int) -> Tensor:
 
 _SHAPED: dict[str, Callable] = {
     "to": _to, "unslice": _unslice, "cat": _cat, "part": _part, "linear": _linear, "gather": _gather,
-    "expand_like": lambda g, sizes, lead: g.expand(*g.shape[:lead], *sizes),
+    "expand_like": lambda g, sizes, lead: _expand(align(g, lead, len(sizes)), sizes, lead),
     "reshape_like": lambda g, sizes, lead: g.reshape(*g.shape[:lead], *sizes),
     "reshape": lambda x, lead, *sizes: x.reshape(*x.shape[:lead], *[int(s) for s in sizes]),
 }

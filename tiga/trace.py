@@ -9,9 +9,10 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
+from tiga import passes
 from tiga.builder import WEAK_FLOAT, Builder, Value
 from tiga.errors import TigaError, TraceError
-from tiga.program import head_text, line_text, operand_text
+from tiga.program import function_text, head_text, line_text, operand_text, used_functions
 from tiga.types import NAMES, Total, Type
 
 EDGES = -1           # what shape[0] says of a traced value: the number of edges is not known while tracing
@@ -220,7 +221,7 @@ class Tracer(Builder):
         """Whether a value is made of what reducers gave, at destinations."""
         reduced: dict[str, bool] = {}
         for line, t in zip(self.lines, self.line_types):
-            folded = line.op == "reduce"
+            folded = line.op in ("reduce", "scan")
             if not folded and t.place == "dst":
                 for a in line.args:
                     folded = folded or reduced.get(a, False)
@@ -305,7 +306,7 @@ def stages(tracer: Tracer, kind: str, count: int, reverse: bool, roots: list) ->
     types: dict[str, Type] = {}
     for line, type_ in zip(tracer.lines, tracer.line_types):
         types[line.outs[0]] = type_
-        on_edge = line.op == "reduce" or type_.place == "edge"
+        on_edge = line.op in ("reduce", "scan") or type_.place == "edge"
         deep, folded = 0, False
         for a in line.args:
             if a in level:
@@ -315,7 +316,7 @@ def stages(tracer: Tracer, kind: str, count: int, reverse: bool, roots: list) ->
                 folded = folded or reduced[a]
         for o in line.outs:
             level[o] = deep
-            reduced[o] = line.op == "reduce" or (folded and type_.place == "dst")
+            reduced[o] = line.op in ("reduce", "scan") or (folded and type_.place == "dst")
     last = 0
     for r in roots:
         last = max(last, level.get(r.ref, 0))
@@ -325,6 +326,8 @@ def stages(tracer: Tracer, kind: str, count: int, reverse: bool, roots: list) ->
 
 
 def _passes(tracer: Tracer, kind: str, count: int, reverse: bool, roots: list, level: dict, reduced: dict, last: int) -> list[Stage]:
+    if not torch.compiler.is_compiling():
+        passes.ran("split")
     outputs: list[list[str]] = [[] for _ in range(last + 1)]
     for r in roots:
         outputs[level.get(r.ref, 0)].append(r.ref)
@@ -391,7 +394,10 @@ def _stage(tracer: Tracer, kind: str, count: int, reverse: bool, returns: list, 
             rows.append("scalar " + str(len(scalars)) + " " + name)
             scalars.append(n)
     outs = 0
-    for line in kept:
+    kept_lines, functions = used_functions(tuple(kept), tuple(tracer.functions)) if tracer.functions else (kept, ())
+    for n, f in enumerate(functions):
+        rows.extend(function_text(n, f))
+    for line in kept_lines:
         for o in line.outs:
             names[o] = "%" + str(outs)
             outs += 1

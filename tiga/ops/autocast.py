@@ -8,6 +8,7 @@ import functools
 
 import torch
 
+from tiga import passes
 from tiga.builder import Builder, Value
 from tiga.primitives import PRIMITIVES
 from tiga.program import Program, parse, read_number, to_text
@@ -20,6 +21,7 @@ _POSITION_NAMES = ("pos", "position", "positions")
 def autocast(text: str, dtype: torch.dtype) -> str:
     """The program with the casts that autocast to `dtype` makes."""
     p = parse(text)
+    passes.ran("autocast")
     return _Autocast(p, NAMES[dtype]).rewrite()
 
 
@@ -46,6 +48,11 @@ class _Autocast:
             if any(a in self.exact for a in line.args) and spread is not None and line.op not in ("linear", "gather") and all(
                     a in self.exact or a not in self.p.types or self.p.types[a].weak or not self.p.types[a].floating for a in line.args):
                 self.exact.update(line.outs)
+            if line.op == "scan":
+                made = self.builder.scan(line.attrs[0], self.p.functions[int(line.attrs[1])], int(line.attrs[2]), tuple([self.argument(a) for a in line.args]),
+                                         None if line.attrs[3] == "-1" else self.p.functions[int(line.attrs[3])])
+                self.values.update(zip(line.outs, made))
+                continue
             if line.op == "reduce":
                 place, name = line.attrs
                 last = len(line.args) - 1
@@ -58,7 +65,7 @@ class _Autocast:
             self.values[line.outs[0]] = self.builder.emit(line.op, args, line.attrs)
         p = self.p
         return to_text(Program(p.kind, p.relation_tensors, p.reverse, p.batch, p.operands, p.scalars, tuple(self.builder.lines),
-                               tuple([self.values[r].ref for r in p.returns]), {}))
+                               tuple([self.values[r].ref for r in p.returns]), {}, functions=tuple(self.builder.functions)))
 
     def inner_products(self) -> set[str]:
         """Products that are summed over their last feature, of a source's with a destination's."""

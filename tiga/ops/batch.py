@@ -6,6 +6,7 @@ from typing import Sequence
 
 from torch import Tensor
 
+from tiga import passes
 from tiga.builder import Builder, Value
 from tiga.program import Operand, Program, parse, read_number, to_text
 from tiga.types import Type
@@ -34,6 +35,7 @@ def batched(p: Program, tensors: Sequence[Tensor], dims: tuple) -> tuple[str, li
 def _text(text: str, sizes: tuple) -> str:
     """sizes[k]: None for an operand that is not mapped, else whether the batch has size 1."""
     p = parse(text)
+    passes.ran("batch")
     builder = Builder(lambda a, b: None, p.batch + 1)
     operands, values = [], {}
     for o, one in zip(p.operands, sizes):
@@ -52,12 +54,15 @@ def _text(text: str, sizes: tuple) -> str:
         args = tuple([argument(a) for a in line.args])
         if line.op == "reduce":
             values.update(zip(line.outs, builder.reduce(*line.attrs, args)))
+        elif line.op == "scan":
+            gradient = None if line.attrs[3] == "-1" else p.functions[int(line.attrs[3])]
+            values.update(zip(line.outs, builder.scan(line.attrs[0], p.functions[int(line.attrs[1])], int(line.attrs[2]), args, gradient)))
         elif line.op == "linear" and isinstance(args[1], Value) and len(args[1].type.sizes) > 2:
             values[line.outs[0]] = _batched_linear(builder, args[0], args[1])
         else:
             values[line.outs[0]] = builder.emit(line.op, args, line.attrs)
     return to_text(Program(p.kind, p.relation_tensors, p.reverse, p.batch + 1, tuple(operands), p.scalars, tuple(builder.lines),
-                           tuple([values[r].ref for r in p.returns]), {}))
+                           tuple([values[r].ref for r in p.returns]), {}, functions=tuple(builder.functions)))
 
 
 def _batched_linear(b: Builder, x: Value, weight: Value) -> Value:

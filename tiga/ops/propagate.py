@@ -15,7 +15,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 from torch.autograd.function import _SingleLevelFunction
 
-from tiga import relations
+from tiga import passes, relations
 from tiga.adjoint import Derived, adjoint, augment, saved_outputs, tangent
 from tiga.errors import TigaError
 from tiga.ops.autocast import autocast
@@ -55,6 +55,7 @@ def check(p: Program, tensors: Sequence[Tensor], ints: Sequence[Any], scalars: S
         if t.device != device:
             raise TigaError(f"the graph's tensors are on {t.device}, {p.operands[0].place} field {p.operands[0].name!r} on {device}. Move the graph with graph.to(...).")
     _check_sizes(p, tensors)
+    passes.ran("check")
 
 
 _ROWS = {"dst": "destinations", "src": "sources", "edge": "edges"}
@@ -126,6 +127,7 @@ def _rows(p: Program, place: str, tensors: Sequence[Tensor], ints: Sequence[Any]
 
 def composite(program: str, tensors: list[Tensor], ints: list[int], scalars: list[float]) -> list[Tensor]:
     """Any device: torch operations, range by range."""
+    passes.running(program)
     p = parse(program)
     check(p, tensors, ints, scalars)
     outputs = allocate(p, tensors, ints)
@@ -210,6 +212,7 @@ class _Propagate(_SingleLevelFunction):
         saved = ctx.saved_tensors
         tensors, kept = saved[:p.num_tensors], dict(zip(ctx.kept, saved[p.num_tensors:]))
         moving = tuple([i for i in range(len(p.operands)) if tangents[3 + i] is not None])
+        passes.applied("tangent")
         d = tangent(program, moving)
         result: list[Optional[Tensor]] = [None] * len(p.returns)
         if d.returns:
@@ -227,6 +230,7 @@ def autograd(program: str, tensors: list[Tensor], ints: list[int], scalars: list
     moving = _has_tangent(tensors)
     if moving or (torch.is_grad_enabled() and any([t.requires_grad for t in tensors])):
         visible = len(parse(program).returns)
+        passes.applied("augment")
         full = augment(program)
         if torch._C._are_functorch_transforms_active():
             from torch._functorch.utils import enable_single_level_autograd_function
@@ -247,6 +251,7 @@ def _autocast_kernel(device_type: str) -> Any:
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, "AutocastCPU" if device_type == "cpu" else "AutocastCUDA"))
 
     def kernel(program: str, tensors: list[Tensor], ints: list[int], scalars: list[float]) -> list[Tensor]:
+        passes.applied("autocast")
         dtype = torch.get_autocast_dtype(device_type)
         with torch._C._ExcludeDispatchKeyGuard(keys):
             return _op(autocast(program, dtype), tensors, ints, scalars)
@@ -259,6 +264,7 @@ def vmap(info: Any, in_dims: tuple, program: str, tensors: list[Tensor], ints: l
     for k, (t, d) in enumerate(zip(tensors, dims)):
         if d is not None and k >= len(p.operands):
             raise TigaError("vmap over a graph: the graph's own tensors cannot be mapped. Map over fields, and use one graph for all.")
+    passes.applied("batch")
     text, moved = batched(p, tensors, tuple(dims))
     outputs = _op(text, moved, ints, scalars)
     out_dims = [0 if p.types[r].place == "shared" else 1 for r in p.returns]

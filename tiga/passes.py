@@ -1,0 +1,116 @@
+"""What ran: how often each pass did, and what one call of a module was made of.
+
+A pass counts itself where its work is done (`ran`), so that a result taken from a cache counts nothing; the operator notes what a call consists of
+(`applied`, `running`, `visited`), cached or not. `explain` prints the notes; tests hold them against the counts. Neither keeps a tensor alive.
+"""
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+PASSES = {
+    "trace": "the edge function ran once on traced values and left a program",
+    "split": "an edge value reads a finished fold: one more program, a pass over the edges, each time",
+    "batch": "vmap: one more leading feature dimension",
+    "autocast": "casts to the autocast dtype were written into the program",
+    "augment": "the program also returns what its derivatives read",
+    "tangent": "forward mode: the program of the outputs' tangents was derived",
+    "verify": "the text was read and its types inferred",
+    "check": "shapes, dtypes and devices were compared with the program's head",
+    "interpret-blocked": "edges visited as blocks of pairs",
+    "interpret-listed": "edges visited as a list",
+    "inner-products-as-matmul": "sums of source times destination ran as matrix products",
+    "weighted-sums-as-matmul": "folds of weight times field ran as matrix products",
+    "segment-scan": "a reducer's own combine swept each segment edge by edge",
+    "adjoint": "backward: the program of the operands' gradients was derived",
+}
+"""Every pass by name, in the order in which they work."""
+
+COUNTS: Counter[str] = Counter()
+_MOST_TEXTS = 8192
+_derived: dict[str, set[str]] = {}
+
+
+class Run:
+    """One program as it was executed: the passes noted until the next one began, and how its edges were visited.
+
+    most, visited: pairs held at once and in all; width: elements of edge values a pair.
+    """
+
+    __slots__ = ("most", "names", "program", "ranges", "visit", "visited", "width")
+
+    def __init__(self, program: str) -> None:
+        self.program, self.visit = program, ""
+        self.names: set[str] = set()
+        self.ranges = self.most = self.visited = self.width = 0
+
+
+class Record:
+    """What one call ran: names of passes, and the programs."""
+
+    __slots__ = ("names", "outer", "runs")
+
+    def __init__(self) -> None:
+        self.outer: Record | None = None
+        self.names: set[str] = set()
+        self.runs: list[Run] = []
+
+    def __enter__(self) -> "Record":
+        self.outer, _here.record = _here.record, self
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        _here.record, self.outer = self.outer, None
+
+
+class _Here(threading.local):
+    record: Record | None = None
+
+
+_here = _Here()
+
+
+def ran(name: str) -> None:
+    """A pass did its work."""
+    COUNTS[name] += 1
+    applied(name)
+
+
+def applied(name: str) -> None:
+    """The call being recorded, if one is, consists of this pass too; its result may have come from a cache."""
+    record = _here.record
+    if record is not None:
+        record.names.add(name)
+        if record.runs:
+            record.runs[-1].names.add(name)
+
+
+def running(program: str) -> None:
+    """A program is about to be executed."""
+    record = _here.record
+    if record is not None:
+        record.runs.append(Run(program))
+        applied("verify")
+
+
+def visited(name: str, pairs: int, width: int) -> None:
+    """A range of destinations was visited by the pass `name`, with `pairs` pairs of `width` elements at once."""
+    ran(name)
+    record = _here.record
+    if record is not None and record.runs:
+        run = record.runs[-1]
+        run.visit, run.ranges, run.visited = name, run.ranges + 1, run.visited + pairs
+        run.most, run.width = max(run.most, pairs), max(run.width, width)
+
+
+def derived(name: str, program: str) -> None:
+    """A program was derived from this one outside the module's own call, as backward does."""
+    ran(name)
+    if len(_derived) >= _MOST_TEXTS:
+        _derived.clear()
+    _derived.setdefault(program, set()).add(name)
+
+
+def derived_from(program: str) -> frozenset[str]:
+    """Passes that derived programs from this text in this process, whichever module's it is."""
+    return frozenset(_derived.get(program, ()))
