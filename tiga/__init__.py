@@ -11,7 +11,13 @@ from tiga.reducer import OnlineSoftmaxReducer, Reducer, max, mean, min, online_s
 from tiga import functions_shape as _functions_shape
 
 __version__ = "0.1.0"
-__all__ = ["Graph", "MessagePassing", "OnlineSoftmaxReducer", "Reducer", "TigaError", "TraceError", "max", "mean", "min", "nn", "online_softmax", "ops", "sum"]
+__all__ = ["Graph", "MessagePassing", "OnlineSoftmaxReducer", "Reducer", "TigaError", "TraceError", "jit", "max", "mean", "min", "nn", "online_softmax", "ops", "sum"]
+
+
+def jit(fn: Any) -> Any:
+    """torch.compile(fn, fullgraph=True): the boundary inside which several applications and their neighbours are compiled as one graph."""
+    import torch
+    return torch.compile(fn, fullgraph=True)
 
 
 def __getattr__(name: str) -> Any:

@@ -58,7 +58,7 @@ def _augment_once(text: str) -> str:
     for k in sorted({k for what, k in trial.reads if what == "saved"}):
         ref = results[k]
         narrow = p.types[ref].dtype in ("f16", "bf16")
-        if ref in held and (not narrow or held[ref] != p.returns.index(ref) if ref in p.returns else True):
+        if ref in held and not (narrow and p.returns[held[ref]] == ref):
             continue
         if narrow:
             lines.append(Line(("%" + str(outs),), "to", (ref,), ("f32",)))
@@ -198,7 +198,7 @@ class _Adjoint(_Derivation):
 
     def add(self, ref: str, cotangent: Optional[Value]) -> None:
         if cotangent is not None and ref in self.active:
-            self.cotangents.setdefault(ref, []).append(cotangent)
+            self.cotangents.setdefault(ref, []).append(self.builder.fold_batch(cotangent, self.values[ref]))
 
     def total(self, ref: str) -> Optional[Value]:
         """The cotangent of a value at its own place: contributions made elsewhere are summed home."""
@@ -223,7 +223,7 @@ class _Adjoint(_Derivation):
 
     def full_rank(self, c: Value, like: Value) -> Value:
         while len(c.type.sizes) < len(like.type.sizes):
-            c = c.emit("unsqueeze", str(self.p.batch - len(c.type.sizes) - 1))
+            c = c.emit("unsqueeze", str(min(self.p.batch, len(c.type.sizes)) - len(c.type.sizes) - 1))
         return c
 
     def is_contraction(self, c: Value, place: str) -> bool:

@@ -11,6 +11,7 @@ from tiga.primitives import PRIMITIVES
 from tiga.program import Line, infer, number_text, read_number
 from tiga.types import Type, is_one
 
+MEMO_SIZE = 1 << 16
 WEAK_INT, WEAK_FLOAT = Type("shared", "i64", (), True), Type("shared", "f64", (), True)
 
 
@@ -65,6 +66,7 @@ class Builder:
         self.origin: dict[str, tuple] = {}                     # op and argument values behind a word
         self.outs = 0
         self.functions: list[Any] = []
+        self.memo: dict | None = None                          # lines typed before, by what their types follow from
 
     def value(self, ref: str, type: Type) -> Value:
         return Value(self, ref, type)
@@ -89,32 +91,38 @@ class Builder:
         key = (op, refs, attrs)
         if key in self.known:
             return self.known[key]
-        types = tuple([v.type for v in values])
-        ref = "%" + str(self.outs)
-        line = Line((ref,), op, refs, attrs)
-        out = self.value(ref, infer(line, types, self.unify, self.batch)[0])
-        self.outs += 1
-        self.lines.append(line)
-        self.line_types.append(out.type)
+        out = self.append(op, refs, attrs, values)[0]
         self.known[key] = out
-        self.origin[ref] = (op, values)
+        self.origin[out.ref] = (op, values)
         return out
+
+    def append(self, op: str, refs: tuple, attrs: tuple, values: list) -> tuple:
+        """A new line; its results. Typing a line takes most of a trace's time, so an eager tracer looks it up."""
+        types = tuple([v.type for v in values])
+        key = (op, refs, attrs, types, self.outs)
+        found = None if self.memo is None else self.memo.get(key)
+        if found is None:
+            made = infer(Line((), op, refs, attrs), types, self.unify, self.batch, tuple(self.functions))
+            outs = tuple(["%" + str(self.outs + k) for k in range(len(made))])
+            found = (Line(outs, op, refs, attrs), made)
+            if self.memo is not None and op != "scan":
+                if len(self.memo) > MEMO_SIZE:
+                    self.memo.clear()
+                self.memo[key] = found
+        line, made = found
+        self.outs += len(made)
+        self.lines.append(line)
+        self.line_types.append(made[0])
+        return tuple([self.value(o, t) for o, t in zip(line.outs, made)])
 
     def reduce(self, place: str, reducer: str, args: tuple) -> tuple:
         """Fold edge values to `place`; the reducer's results, the value first."""
         values = [self.lift(a) for a in args]
         refs = tuple([v.ref for v in values])
-        key = ("reduce", place, reducer, refs)
-        if key in self.known:
-            return self.known[key]
-        probe = Line((), "reduce", refs, (place, reducer))
-        types = infer(probe, tuple([v.type for v in values]), self.unify, self.batch)
-        outs = tuple([self.value("%" + str(self.outs + k), t) for k, t in enumerate(types)])
-        self.outs += len(types)
-        self.lines.append(Line(tuple([v.ref for v in outs]), "reduce", refs, (place, reducer)))
-        self.line_types.append(types[0])
-        self.known[key] = outs
-        return outs
+        key = ("reduce", (place, reducer), refs)
+        if key not in self.known:
+            self.known[key] = self.append("reduce", refs, (place, reducer), values)
+        return self.known[key]
 
     def function(self, f: Any) -> str:
         """The number of a function of this program."""
@@ -128,15 +136,9 @@ class Builder:
         refs = tuple([v.ref for v in values])
         attrs = (direction, self.function(f), str(states), "-1" if gradient is None else self.function(gradient))
         key = ("scan", attrs, refs)
-        if key in self.known:
-            return self.known[key]
-        types = infer(Line((), "scan", refs, attrs), tuple([v.type for v in values]), self.unify, self.batch, tuple(self.functions))
-        outs = tuple([self.value("%" + str(self.outs + k), t) for k, t in enumerate(types)])
-        self.outs += len(types)
-        self.lines.append(Line(tuple([v.ref for v in outs]), "scan", refs, attrs))
-        self.line_types.append(types[0])
-        self.known[key] = outs
-        return outs
+        if key not in self.known:
+            self.known[key] = self.append("scan", refs, attrs, values)
+        return self.known[key]
 
     # ---- what adjoint and tangent need beyond single lines ----
 
@@ -151,14 +153,23 @@ class Builder:
         """Undo broadcasting: sum x, which stands for a value shaped as `wide`, down to the feature sizes of `narrow`."""
         have, want, rank = wide.type.sizes, narrow.type.sizes, len(wide.type.sizes)
         missing = rank - len(want)
-        want = tuple(want[:self.batch]) + (1,) * missing + tuple(want[self.batch:])
+        lead = min(self.batch, len(want))                      # a number has no batch dimensions
+        want = tuple(want[:lead]) + (1,) * missing + tuple(want[lead:])
         for d in range(rank):
             if is_one(want[d]) and not is_one(have[d]):
                 if is_one(x.type.sizes[d]):
                     x = self.stretch(x, wide)
                 x = x.emit("sum", str(d - rank)).emit("unsqueeze", str(d - rank))
         for k in range(missing):
-            x = x.emit("squeeze", str(self.batch - rank + k))
+            x = x.emit("squeeze", str(lead - rank + k))
+        return x
+
+    def fold_batch(self, x: Value, like: Value) -> Value:
+        """Sum the batch dimensions that `like` does not have."""
+        for d, (have, want) in enumerate(zip(x.type.sizes[:self.batch], like.type.sizes[:self.batch])):
+            if is_one(want) and not is_one(have):
+                dim = str(d - len(x.type.sizes))
+                x = x.emit("sum", dim).emit("unsqueeze", dim)
         return x
 
     def stretch(self, x: Value, like: Value) -> Value:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from tiga import layouts
 from tiga.errors import TigaError
-from tiga.layouts import BUDGET
 from tiga.passes import PASSES, Record, Run, derived_from
 from tiga.program import parse
 from tiga.relations import is_implicit
@@ -38,8 +38,8 @@ class Artifacts(Mapping[str, str]):
         if name in self._texts:
             return self._texts[name]
         if name in KERNEL_LEVELS:
-            raise TigaError(f"level {level!r}: the composite path makes none. It runs the program with torch operations and generates no kernel. "
-                            "Read 'domain', the program itself.")
+            raise TigaError(f"level {level!r}: the composite path makes none, it runs torch operations and generates no kernel.\n"
+                            "  Read 'domain', the program itself.")
         raise TigaError(f"level {level!r} is unknown. Levels: 'domain', and of kernels {', '.join(map(repr, KERNEL_LEVELS))}.")
 
     def __contains__(self, level: object) -> bool:
@@ -80,7 +80,7 @@ class Variant:
     @property
     def passes(self) -> tuple[str, ...]:
         """Passes that made and ran this variant, in the order in which they work, and those that derived its gradient since."""
-        later = frozenset().union(*[derived_from(run.program) for run in self.runs])
+        later = set[str]().union(*[derived_from(run.program) for run in self.runs])
         return tuple([name for name in PASSES if name in self.names or name in later])
 
 
@@ -90,7 +90,7 @@ class Variants:
     def __init__(self) -> None:
         self.met: dict[tuple, None] = {}
         self.hits = self.misses = 0
-        self.last: tuple | None = None
+        self.last: Any = None
 
     def add(self, name: str, programs: list[str], device: torch.device, record: Record) -> None:
         key = (device.type, *programs, "", *[run.program for run in record.runs])
@@ -101,7 +101,7 @@ class Variants:
             if len(self.met) >= MOST_VARIANTS:
                 del self.met[next(iter(self.met))]
             self.met[key] = None
-        self.last = (name, tuple(programs), device.type, tuple(record.runs), frozenset(record.names))
+        self.last = (name, tuple(programs), device.type, record)
 
 
 def remember(module: Any, programs: list[str], device: torch.device, record: Record) -> None:
@@ -117,7 +117,9 @@ def last_variant(module: Any) -> Variant:
     variants = module.__dict__.get("_variants")
     if variants is None:
         raise TigaError(f"{type(module).__name__}: {_NOT_CALLED}")
-    return Variant(*variants.last, variants.hits, variants.misses)
+    name, programs, device, record = variants.last
+    names = record.names.union(*[run.names for run in record.runs])
+    return Variant(name, programs, device, tuple(record.runs), frozenset(names), variants.hits, variants.misses)
 
 
 def ir(module: Any, level: str) -> str:
@@ -125,8 +127,8 @@ def ir(module: Any, level: str) -> str:
     return Explanation(last_variant(module).artifacts[level])
 
 
-_NOT_CALLED = ("no call has been recorded. Call the module once, outside torch.compile and torch.export: "
-               "inside, only the operator remains of it, and the text that lower(...) gives.")
+_NOT_CALLED = ("no call has been recorded. Call the module once, outside torch.compile and torch.export:\n"
+               "  inside, nothing remains of it but the operator and the program that lower(...) gives.")
 
 
 def explain(module: Any) -> Explanation:
@@ -190,10 +192,11 @@ def _visits(run: Run) -> list[str]:
     if not run.visit:
         return ["no edge was visited"]
     # the planner counts elements of 4 bytes, 8-byte ones twice
-    held, limit = run.most * run.width, f"{_size(4 * BUDGET)} a range"
-    why = f"within {limit}, whatever the number of edges" if held <= BUDGET else f"more than {limit}: one destination's sources are not divided"
-    found = [f"{run.visited} pairs in {run.ranges} range{'s' * (run.ranges != 1)}, at most {run.most} at once with at most {run.width} elements each: "
-             f"up to {_size(4 * held)} of edge values, {why}"]
+    held, limit = run.most * run.width, _size(4 * layouts.BUDGET)
+    why = f"limit {limit}, however many edges" if held <= layouts.BUDGET else f"above {limit}: one destination's sources are not divided"
+    ranges = f"{run.ranges} range{'s' * (run.ranges != 1)}"
+    found = [f"{run.visited} pairs in {ranges}, at most {run.most} at once, planned for {run.width} elements each",
+             f"edge values take at most {_size(4 * held)} at once ({why})"]
     if _has_inner_product(run.program) and "inner-products-as-matmul" not in run.names:
         reason = "the edges are a list" if run.visit == "interpret-listed" else "the ranges are small, or the two fields differ in rank or width"
         found.append(f"inner products ran pair by pair: {reason}")

@@ -379,7 +379,9 @@ def _flatten_with_keys(graph: Graph) -> tuple[list[Any], tuple[Any, ...]]:
         ("tensors", graph.tensors),
         ("positions", graph._positions),
     )
-    keyed: list[Any] = [(pytree.MappingKey(f"{name}{i}"), leaf) for name, leaves in groups for i, leaf in enumerate(leaves)]
+    keyed: list[Any] = [
+        (pytree.MappingKey(f"{name}{i}"), leaf) for name, leaves in groups for i, leaf in enumerate(leaves)
+    ]
     return keyed, _context(graph)
 
 

@@ -113,12 +113,19 @@ def column(parts: Sequence[Any], device: Any) -> Tensor:
             run.append(part)
             continue
         if run:
-            pieces.append(torch.tensor(run, dtype=torch.int64, device=device))
+            pieces.append(_numbers(run, device))
             run = []
         pieces.append(part)
     if run or not pieces:
-        pieces.append(torch.tensor(run, dtype=torch.int64, device=device))
+        pieces.append(_numbers(run, device))
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def _numbers(values: list[Any], device: Any) -> Tensor:
+    if device is None:
+        return torch.tensor(values, dtype=torch.int64)
+    # straight onto a device it would wait for the device
+    return torch.tensor(values, dtype=torch.int64, device="cpu").to(device, non_blocking=True)
 
 
 def to_csr(graph: Graph) -> Payload:

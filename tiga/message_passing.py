@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from typing import Any, NamedTuple, Optional
 
 import torch
@@ -61,8 +62,7 @@ class MessagePassing(nn.Module):
         device = device_of(type(self).__name__, graph, src, dst, edge, uniform)
         tracer = Tracer()
         tracer.home = device
-        places = (Fields(tracer, "src", src, provided(tracer, graph, src, dst)[0]), Fields(tracer, "dst", dst, {}),
-                  Fields(tracer, "edge", edge, provided(tracer, graph, src, dst)[1]))
+        places = (Fields(tracer, "src", src, {}), Fields(tracer, "dst", dst, {}), Fields(tracer, "edge", edge, provided(tracer, graph, src, dst)))
         arguments = {}
         for name, value in uniform.items():
             arguments[name] = uniform_argument(tracer, name, value)
@@ -70,6 +70,7 @@ class MessagePassing(nn.Module):
             result = self.edge(*places, **arguments)
         else:
             result = located(self, places, arguments)
+            warn_unread(type(self), places)
             passes.ran("trace")
         return Traced(self, tracer, graph, result, places)
 
@@ -180,40 +181,45 @@ def uniform_argument(tracer: Tracer, name: str, value: Any) -> Any:
         return value
     if isinstance(value, float):
         if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
-            number = torch.ones((), dtype=torch.float64, device=tracer.home) * value
-            return tracer.operand(number, "shared", name, "number")
+            return tracer.number(value, name)
         return tracer.scalar(name, value)
     if isinstance(value, Tensor):
         tracer.names.append((value, name))
     return value
 
 
-def provided(tracer: Tracer, graph: Graph, src: dict, dst: dict) -> tuple[dict, dict]:
-    """Fields that the graph gives: edge.number, and for graphs with positions edge.displacement = pos_src - pos_dst and edge.distance."""
-    number = {"number": lambda: tracer.emit("number", ())}
+def provided(tracer: Tracer, graph: Graph, src: dict, dst: dict) -> dict:
+    """Edge fields that the graph gives: number, and where it has positions displacement = pos_src - pos_dst and distance, its length."""
+    fields: dict[str, Any] = {"number": lambda: tracer.emit("number", ())}
     positions = graph.positions
     if positions is None:
-        return {}, number
+        return fields
 
     def displacement() -> Any:
-        at_dst, at_src = positions
-        i = tracer.operand(at_dst, "dst", free_name("positions", dst), "position")
-        j = tracer.operand(at_src, "src", free_name("positions", src), "position")
-        return j - i
-
-    def distance() -> Any:
-        d = displacement() if not tracer.shown else tracer.shown[0]
-        return tracer.emit("norm", ((d * d).emit("sum", "-1"),))
-
-    def once() -> Any:
         if not tracer.shown:
-            tracer.shown.append(displacement())
+            i = tracer.operand(positions[0], "dst", free_name("positions", dst), "position")
+            j = tracer.operand(positions[1], "src", free_name("positions", src), "position")
+            tracer.shown.append(j - i)
         return tracer.shown[0]
 
-    def length() -> Any:
-        once()
-        return distance()
-    return {}, {"number": number["number"], "displacement": once, "distance": length}
+    def distance() -> Any:
+        d = displacement()
+        return tracer.emit("norm", ((d * d).emit("sum", "-1"),))
+    fields["displacement"], fields["distance"] = displacement, distance
+    return fields
+
+
+_unread: set = set()
+
+
+def warn_unread(cls: type, places: tuple) -> None:
+    """A field that was given and never read is most likely a misspelling; said once."""
+    for fields in places:
+        for name in fields._fields:
+            key = (cls, fields._place, name)
+            if name not in fields._read and key not in _unread:
+                _unread.add(key)
+                warnings.warn(f"{cls.__name__}: {fields._place} field {name!r} was given and the edge function never reads it.", stacklevel=4)
 
 
 def free_name(name: str, taken: dict) -> str:

@@ -6,7 +6,6 @@ A pass counts itself where its work is done (`ran`), so that a result taken from
 from __future__ import annotations
 
 import threading
-from collections import Counter
 
 PASSES = {
     "trace": "the edge function ran once on traced values and left a program",
@@ -26,7 +25,7 @@ PASSES = {
 }
 """Every pass by name, in the order in which they work."""
 
-COUNTS: Counter[str] = Counter()
+COUNTS = dict.fromkeys(PASSES, 0)
 _MOST_TEXTS = 8192
 _derived: dict[str, set[str]] = {}
 
@@ -46,16 +45,16 @@ class Run:
 
 
 class Record:
-    """What one call ran: names of passes, and the programs."""
+    """What one call ran: names of passes, of them `now` those since the last program began, and the programs."""
 
-    __slots__ = ("names", "outer", "runs")
+    __slots__ = ("names", "now", "outer", "runs")
 
     def __init__(self) -> None:
         self.outer: Record | None = None
-        self.names: set[str] = set()
+        self.names = self.now = set[str]()
         self.runs: list[Run] = []
 
-    def __enter__(self) -> "Record":
+    def __enter__(self) -> Record:
         self.outer, _here.record = _here.record, self
         return self
 
@@ -73,24 +72,26 @@ _here = _Here()
 def ran(name: str) -> None:
     """A pass did its work."""
     COUNTS[name] += 1
-    applied(name)
+    record = _here.record
+    if record is not None:
+        record.now.add(name)
 
 
 def applied(name: str) -> None:
     """The call being recorded, if one is, consists of this pass too; its result may have come from a cache."""
     record = _here.record
     if record is not None:
-        record.names.add(name)
-        if record.runs:
-            record.runs[-1].names.add(name)
+        record.now.add(name)
 
 
 def running(program: str) -> None:
     """A program is about to be executed."""
     record = _here.record
     if record is not None:
-        record.runs.append(Run(program))
-        applied("verify")
+        run = Run(program)
+        record.now = run.names
+        record.now.add("verify")
+        record.runs.append(run)
 
 
 def visited(name: str, pairs: int, width: int) -> None:
@@ -99,8 +100,10 @@ def visited(name: str, pairs: int, width: int) -> None:
     record = _here.record
     if record is not None and record.runs:
         run = record.runs[-1]
-        run.visit, run.ranges, run.visited = name, run.ranges + 1, run.visited + pairs
-        run.most, run.width = max(run.most, pairs), max(run.width, width)
+        run.visit, run.width = name, width
+        run.ranges += 1
+        run.visited += pairs
+        run.most = max(run.most, pairs)
 
 
 def derived(name: str, program: str) -> None:

@@ -21,7 +21,11 @@ Rule = Callable[[tuple, tuple, Unify], Type]
 
 @dataclass(frozen=True)
 class Primitive:
-    """arity -1: any number of arguments. attrs: how many words follow the arguments (-1: any number)."""
+    """arity -1: any number of arguments. attrs: how many words follow the arguments (-1: any number).
+
+    batch: where the batch dimensions of the result come from when the rule looks at all sizes and so is shown the features alone: "join" all arguments,
+    the "first", "ones", "none"; empty for a rule that counts from the right, or is elementwise.
+    """
 
     name: str
     rule: Rule
@@ -33,6 +37,7 @@ class Primitive:
     commutative: bool = False
     elementwise: bool = True
     linear: bool = False
+    batch: str = ""
 
 
 # ---- how types follow -------------------------------------------------------------------------------------------------------------------
@@ -105,9 +110,9 @@ def _squeeze(types, attrs, unify):
 def _permute(types, attrs, unify):
     t = types[0]
     dims = integers(attrs)
-    if sorted(dims) != list(range(-len(t.sizes), 0)):
+    if sorted(dims) != list(range(-len(dims), 0)) or len(dims) > len(t.sizes):
         raise TigaError(f"permute {' '.join(attrs)} of a value with {len(t.sizes)} feature dimensions")
-    return Type(t.place, t.dtype, tuple([t.sizes[d] for d in dims]))
+    return Type(t.place, t.dtype, t.sizes[:len(t.sizes) - len(dims)] + tuple([t.sizes[d] for d in dims]))
 
 
 def _slice(types, attrs, unify):
@@ -361,20 +366,20 @@ _ROWS = (
     Primitive("slice", _slice, lambda x, lead, dim, start, length, step: x.movedim(int(dim), 0)[
         int(start):int(start) + max(0, (int(length) - 1) * int(step) + 1):int(step)].movedim(0, int(dim)) if int(length) else x.narrow(int(dim), 0, 0), "",
               lambda out, x, *at: (lambda g: g.builder.emit("unslice", (g, x), at),), attrs=4, elementwise=False, linear=True),
-    Primitive("unslice", _like, None, "", lambda out, g, x, *at: (lambda h: h.emit("slice", *at), None), 2, attrs=4, elementwise=False, linear=True),
-    Primitive("expand_like", _expand_like, None, "", lambda out, g, x: (lambda h: h, None), 2, elementwise=False, linear=True),
-    Primitive("reshape_like", _like, None, "", lambda out, g, x: (lambda h: h.builder.emit("reshape_like", (h, g)), None), 2, elementwise=False,
+    Primitive("unslice", _like, None, "", lambda out, g, x, *at: (lambda h: h.emit("slice", *at), None), 2, attrs=4, elementwise=False, batch="first", linear=True),
+    Primitive("expand_like", _expand_like, None, "", lambda out, g, x: (lambda h: h, None), 2, elementwise=False, batch="first", linear=True),
+    Primitive("reshape_like", _like, None, "", lambda out, g, x: (lambda h: h.builder.emit("reshape_like", (h, g)), None), 2, elementwise=False, batch="first",
               linear=True),
-    Primitive("zeros_like", _zeros_like, lambda x, lead: torch.zeros_like(x), "tl.zeros_like({0})", lambda out, x: (None,), elementwise=False, linear=True),
-    Primitive("cat", _cat, None, "", _cat_derivative, -1, attrs=1, elementwise=False, linear=True),
-    Primitive("part", _part, None, "", _part_derivative, -1, attrs=2, elementwise=False, linear=True),
+    Primitive("zeros_like", _zeros_like, lambda x, lead: torch.zeros_like(x), "tl.zeros_like({0})", lambda out, x: (None,), elementwise=False, batch="ones", linear=True),
+    Primitive("cat", _cat, None, "", _cat_derivative, -1, attrs=1, elementwise=False, batch="join", linear=True),
+    Primitive("part", _part, None, "", _part_derivative, -1, attrs=2, elementwise=False, batch="first", linear=True),
     Primitive("reshape", _reshape, None, "tl.reshape({0}, {1})",
-              lambda out, x, *sizes: (lambda g: g.builder.emit("reshape_like", (g, x)),), attrs=-1, elementwise=False, linear=True),
-    Primitive("linear", _linear, None, "tl.dot({0}, {1})", None, 2, elementwise=False),
-    Primitive("gather", _gather, None, "tl.load({0} + {1})", None, 2, elementwise=False),
-    Primitive("size", _size, None, "", lambda out, x, dim: (None,), attrs=1, elementwise=False),
-    Primitive("arange", _arange, None, "tl.arange(0, {0})", lambda out, x, dim: (None,), attrs=1, elementwise=False),
+              lambda out, x, *sizes: (lambda g: g.builder.emit("reshape_like", (g, x)),), attrs=-1, elementwise=False, batch="first", linear=True),
+    Primitive("linear", _linear, None, "tl.dot({0}, {1})", None, 2, elementwise=False, batch="join"),
+    Primitive("gather", _gather, None, "tl.load({0} + {1})", None, 2, elementwise=False, batch="join"),
+    Primitive("size", _size, None, "", lambda out, x, dim: (None,), attrs=1, elementwise=False, batch="none"),
+    Primitive("arange", _arange, None, "tl.arange(0, {0})", lambda out, x, dim: (None,), attrs=1, elementwise=False, batch="ones"),
     Primitive("number", _number, None, "", lambda out: (), 0, elementwise=False),
-    Primitive("rand", _rand, None, "tl.rand({0}, {1})", lambda out, seed, x: (None, None), 2, elementwise=False),
+    Primitive("rand", _rand, None, "tl.rand({0}, {1})", lambda out, seed, x: (None, None), 2, elementwise=False, batch="first"),
 )
 PRIMITIVES = {row.name: row for row in _ROWS}

@@ -24,7 +24,7 @@ from tiga import passes
 from tiga.errors import TigaError
 from tiga.primitives import PRIMITIVES
 from tiga.reducers import REDUCERS
-from tiga.types import DTYPES, PLACES, Dim, Total, Type, compute_dtype, is_one
+from tiga.types import DTYPES, PLACES, Dim, Total, Type, broadcast_sizes, compute_dtype, is_one
 
 VERSION = "tiga/1"
 KINDS = ("dense", "triangular", "window", "blocks", "intervals", "csr")
@@ -259,7 +259,7 @@ class _Reader:
             raise TigaError(f"operands are numbered from 0, have a place ({', '.join(PLACES)}), a name and a dtype")
         if any(m not in ("1", "*") for m in marks) or (flag and flag not in FLAGS):
             raise TigaError("sizes are 1 or *, a flag is " + " or ".join(FLAGS))
-        if len(marks) < self.head[3]:
+        if marks and len(marks) < self.head[3]:
             raise TigaError(f"the first {self.head[3]} sizes are the batch")
         sizes = tuple([1 if m == "1" else Dim(int(number), i) for i, m in enumerate(marks)])
         o = Operand(place, name, dtype, tuple([1 if m == "1" else "*" for m in marks]), flag or "")
@@ -409,11 +409,23 @@ def infer(line: Line, types: tuple, unify: Any, batch: int = 0, functions: tuple
         for t in types:
             if place != "shared" and t.place not in ("edge", "shared", "src", "dst"):
                 raise TigaError(f"reduce {place} of a value at {t.place}")
+        if batch and place == "shared" and name != "sum":
+            return (_beside_batch("join", lambda inner: REDUCERS[name].rule(place, inner, unify)[0], types, unify, batch),)
         return REDUCERS[name].rule(place, types, unify)
     row = PRIMITIVES[line.op]
     if batch and row.elementwise:
         types = _align_batch(types, batch)
+    if batch and row.batch:
+        return (_beside_batch(row.batch, lambda inner: row.rule(inner, line.attrs, unify), types, unify, batch),)
     return (row.rule(types, line.attrs, unify),)
+
+
+def _beside_batch(how: str, rule: Any, types: tuple, unify: Any, batch: int) -> Type:
+    """The type by a rule that is shown the features alone, with its batch dimensions put back."""
+    leads = tuple([t.sizes[:batch] for t in types])
+    t = rule(tuple([t._replace(sizes=t.sizes[batch:]) for t in types]))
+    lead = {"first": leads[0], "join": broadcast_sizes(leads, unify), "ones": (1,) * batch, "none": ()}[how]
+    return t._replace(sizes=lead + t.sizes)
 
 
 def scan_types(line: Line, types: tuple, unify: Any, batch: int, functions: tuple) -> tuple[Type, ...]:

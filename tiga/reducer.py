@@ -190,8 +190,6 @@ class OnlineSoftmaxReducer(Reducer):
                                  "counted from the left.")
         for _ in range(missing):
             score = score.emit("unsqueeze", "-1")
-        if any([is_one(want) and not is_one(have) for have, want in zip(score.type.sizes, value.type.sizes)]):
-            value = tracer.emit("expand_like", (value, score))  # one value of several scores: grouped queries
         out, lse = tracer.reduce("dst", "softmax", (score, value))
         if not self.return_lse:
             return out

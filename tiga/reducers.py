@@ -58,15 +58,9 @@ def _softmax_rule(place, types, unify):
     if len(score.sizes) != len(value.sizes):
         raise TigaError(f"softmax of a score with {len(score.sizes)} and a value with {len(value.sizes)} feature dimensions")
     sizes = broadcast_sizes((score.sizes, value.sizes), unify)
-    for have, want in zip(value.sizes, sizes):
-        unify(have, want) if isinstance(have, tuple) or isinstance(want, tuple) or have == want else _too_large(score, value)
     lse = "f64" if "f64" in (score.dtype if not score.weak else "", value.dtype if not value.weak else "") else "f32"
     dtype = _strong(value, place).dtype
-    return (Type(place, dtype if value.floating else "f32", value.sizes), Type(place, lse, score.sizes))
-
-
-def _too_large(score, value):
-    raise TigaError(f"the score's features {tuple(score.sizes)} do not fit the value's {tuple(value.sizes)}: each must be 1 or equal, counted from the left")
+    return (Type(place, dtype if value.floating else "f32", sizes), Type(place, lse, score.sizes))
 
 
 def _dot_rule(place, types, unify):
@@ -126,11 +120,11 @@ def _softmax_adjoint(b, place, args, results, grads):
     inner = delta = None
     if grad is not None:
         grad = b.widen(grad, lse.type.dtype)
-        inner, delta = b.fold(grad * value, value, score), b.fold(grad * out, out, score)
+        inner, delta = b.fold(grad * value, out, score), b.fold(grad * out, out, score)
     if grad_lse is not None:
         delta = -grad_lse if delta is None else delta - grad_lse
     change = None if delta is None else -delta if inner is None else inner - delta
-    return (None if change is None else weight * change, None if grad is None else weight * grad)
+    return (None if change is None else weight * change, None if grad is None else b.fold(weight * grad, out, value))
 
 
 def _softmax_tangent(b, place, args, results, tangents):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tiga import passes
-from tiga.layouts import Far, Product, layouts
+from tiga.layouts import Far, Product, add_rows, layouts
 from tiga.primitives import PRIMITIVES, _hash_uniform
 from tiga.program import Function, Line, Program, body_types, evaluate_size, read_number
 from tiga.reducers import REDUCERS
@@ -84,6 +84,10 @@ class _Run:
             if self.visits_edges(line):
                 self.sums[out] = self.zeros(out)
         during = [(k, line) for k, line in enumerate(lines) if phases[line.outs[0]] == 1 or line.outs[0] in self.sums]
+        if self.p.kind == "csr":
+            for out, ref in zip(self.outputs, self.p.returns):
+                if self.p.types[ref].place == "edge":
+                    out.zero_()                            # an edge that no row holds is visited by nobody
         if during or any(self.p.types[r].place in ("edge", "dst") for r in self.p.returns):
             width = self.width(during)
             for layout in layouts(self.p.kind, self.ints, self.relation, self.p.reverse, self.device, width):
@@ -220,6 +224,8 @@ class _Run:
         args = [self.at(a, out.place, lead, layout) for a in line.args]
         if line.op == "spread":
             return self.spread(args[0], line, layout)
+        if line.op == "gather":
+            return _gather(*args, lead, self.p.batch)
         meaning = _SHAPED.get(line.op) or row.torch
         return meaning(*args, lead + self.p.batch, *line.attrs)
 
@@ -296,8 +302,9 @@ class _Run:
     def rand(self, line: Line, layout: Any) -> Tensor:
         sizes = self.features(line.args[1])
         feature = torch.arange(math.prod(sizes), device=self.device).reshape(sizes)
-        number = layout.number.reshape(*layout.number.shape, *[1] * len(sizes))
-        return _hash_uniform(self.value(line.args[0], layout), number, feature)
+        number = layout.number.reshape(*layout.number.shape, *[1] * (self.p.batch + len(sizes)))
+        seed = self.value(line.args[0], layout)
+        return _hash_uniform(seed.reshape(*seed.shape, *[1] * len(sizes)), number, feature)
 
     def reduce(self, line: Line, layout: Any) -> None:
         place, name = line.attrs
@@ -388,15 +395,17 @@ def _fold_rows(line: Line, rows: list, p: Program, zero: Tensor) -> Tensor:
     if name == "sum":
         return rows[0].to(zero.dtype).sum(0)
     if name == "dot":
-        rank = max(x.dim() for x in rows)
         g, x = (t.to(zero.dtype) for t in rows)
-        wide = torch.broadcast_shapes(g.shape[:-1], x.shape[:-1]) if g.dim() == x.dim() == rank else x.shape[:-1]
-        g, x = g.expand(*wide, g.shape[-1]), x.expand(*wide, x.shape[-1])
-        return g.reshape(-1, g.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
-    g, i, table = rows
-    i = i.expand(g.shape[:i.dim()])
-    flat = g.reshape(-1, *zero.shape[1:]).to(zero.dtype)             # a table read on edges has leading ones
-    return torch.zeros_like(zero).index_put_((i.reshape(-1),), flat, accumulate=True) if zero.device.type != "cpu" else torch.zeros_like(zero).index_add_(0, i.reshape(-1), flat)
+        wide, batch = torch.broadcast_shapes(g.shape[:-1], x.shape[:-1]), zero.shape[:-2]
+        g, x = (t.expand(*wide, t.shape[-1]).movedim(0, p.batch).reshape(*batch, -1, t.shape[-1]) for t in (g, x))
+        return g.mT @ x
+    g, i, _ = rows
+    sizes, features = zero.shape[:p.batch + 1], zero.shape[p.batch + 1:]
+    i, inside = _flat_rows(i, 1, sizes)
+    rank = g.dim() - len(features)
+    wide = torch.broadcast_shapes(g.shape[:rank], i.shape)
+    g = torch.where(inside.reshape(*i.shape, *[1] * len(features)), g, 0).to(zero.dtype).expand(*wide, *features)
+    return add_rows(zero.new_zeros(math.prod(sizes), *features), i.expand(wide).reshape(-1), g.reshape(-1, *features)).reshape(zero.shape)
 
 
 def align(x: Tensor, lead: int, rank: int) -> Tensor:
@@ -444,18 +453,32 @@ def _part(g: Tensor, *args: Any) -> Tensor:
 
 
 def _linear(x: Tensor, weight: Tensor, lead: int) -> Tensor:
-    dtype = torch.promote_types(x.dtype, weight.dtype)
-    return torch.nn.functional.linear(x.to(dtype), weight.to(dtype))
+    """weight: (*batch, out, in)."""
+    dtype, batch = torch.promote_types(x.dtype, weight.dtype), weight.shape[:-2]
+    if all(size == 1 for size in batch):
+        return torch.nn.functional.linear(x.to(dtype), weight.to(dtype).reshape(weight.shape[-2:]))
+    weight = weight.reshape(*batch, *[1] * (x.dim() - lead - 1), *weight.shape[-2:])
+    return torch.matmul(x.to(dtype).unsqueeze(-2), weight.to(dtype).mT).squeeze(-2)
 
 
-def _gather(table: Tensor, i: Tensor, lead: int) -> Tensor:
-    inside = (i >= 0) & (i < table.shape[0])
-    rows = table[torch.where(inside, i, 0).to(torch.int64)] if table.shape[0] else table.new_zeros((*i.shape, *table.shape[1:]))
-    return torch.where(inside.reshape(*i.shape, *[1] * (table.dim() - 1)), rows, 0)
+def _flat_rows(i: Tensor, lead: int, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Rows i of a table of `sizes` = (*batch, rows) as rows of the flat table, and whether there are such; `lead` dimensions stand before the batch."""
+    inside = (i >= 0) & (i < sizes[-1])
+    first = torch.arange(0, math.prod(sizes), max(1, sizes[-1]), device=i.device) if math.prod(sizes) else torch.zeros(math.prod(sizes[:-1]), dtype=torch.int64)
+    first = first.reshape((1,) * lead + tuple(sizes[:-1]) + (1,) * max(0, i.dim() - lead - len(sizes) + 1))
+    i = torch.where(inside, i, 0).to(torch.int64) + first.to(i.device)
+    return i, inside.expand(i.shape)
+
+
+def _gather(table: Tensor, i: Tensor, lead: int, batch: int) -> Tensor:
+    sizes, features = table.shape[:batch + 1], table.shape[batch + 1:]
+    i, inside = _flat_rows(i, lead - batch, sizes)
+    rows = table.reshape(-1, *features)[i] if math.prod(sizes) else table.new_zeros((*i.shape, *features))
+    return torch.where(inside.reshape(*i.shape, *[1] * len(features)), rows, 0)
 
 
 _SHAPED: dict[str, Callable] = {
-    "to": _to, "unslice": _unslice, "cat": _cat, "part": _part, "linear": _linear, "gather": _gather,
+    "to": _to, "unslice": _unslice, "cat": _cat, "part": _part, "linear": _linear,
     "expand_like": lambda g, sizes, lead: _expand(align(g, lead, len(sizes)), sizes, lead),
     "reshape_like": lambda g, sizes, lead: g.reshape(*g.shape[:lead], *sizes),
     "reshape": lambda x, lead, *sizes: x.reshape(*x.shape[:lead], *[int(s) for s in sizes]),

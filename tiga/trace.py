@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tiga import passes
-from tiga.builder import WEAK_FLOAT, Builder, Value
+from tiga.builder import MEMO_SIZE, WEAK_FLOAT, Builder, Value
 from tiga.errors import TigaError, TraceError
 from tiga.program import function_text, head_text, line_text, operand_text, used_functions
 from tiga.types import NAMES, Total, Type
@@ -182,6 +182,8 @@ class Tracer(Builder):
         self.syms: list[Sym] = []
         self.scalars: list[tuple[str, float]] = []
         self.names: list[tuple[Tensor, str]] = []              # uniform tensors, by the name they were given
+        if not torch.compiler.is_compiling():
+            self.memo = _TYPED
         self.shown: list[Any] = []                             # the displacement, once it was asked for
         self._seed: Any = None
         self.home: Any = None                                  # the device of the fields
@@ -190,9 +192,13 @@ class Tracer(Builder):
         return Sym(self, ref, type)
 
     def lift(self, x: Any) -> Any:
+        if isinstance(x, Value):
+            return x
         if isinstance(x, Tensor):
             return self.capture(x, "tensor" + str(len(self.operands)))
-        if isinstance(x, (Value, bool, int, float)):
+        if isinstance(x, float) and torch.compiler.is_compiling() and not static(x):
+            return self.number(x, "number" + str(len(self.operands)))
+        if isinstance(x, (bool, int, float)):
             return Builder.lift(self, x)
         raise TraceError(f"cannot use {type(x).__name__} in an edge function; fields, tensors and Python numbers can be.")
 
@@ -202,6 +208,8 @@ class Tracer(Builder):
         if dtype is None:
             raise TypeError(f"{place} field {name!r} is {t.dtype}; programs compute with {', '.join(NAMES.values())}.")
         sizes = tuple(t.shape) if place == "shared" else tuple(t.shape)[1:]
+        if self.memo is not None and any([type(s) is not int for s in sizes]):
+            self.memo = None                                   # symbolic sizes are not looked up
         sym = Sym(self, place + "." + name, WEAK_FLOAT if flag == "number" else Type(place, dtype, sizes))
         self.operands.append((t, place, name, sizes, flag))
         self.syms.append(sym)
@@ -245,9 +253,23 @@ class Tracer(Builder):
                 found[v.ref] = v.type
         return found
 
+    def number(self, x: float, name: str) -> Sym:
+        """A Python number that may change from call to call, as a tensor: the one way in which a compiler does not bake its value in."""
+        return self.operand(torch.ones((), dtype=torch.float64, device=self.home) * x, "shared", name, "number")
+
     def scalar(self, name: str, value: float) -> Sym:
         self.scalars.append((name, value))
         return Sym(self, name, WEAK_FLOAT)
+
+
+def static(x: float) -> bool:
+    """Whether a compiler knows the number's value: a literal, not an attribute, global or default that it has seen change."""
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+    return has_static_value(x)
+
+
+_TYPED: dict = {}
+_STAGED: dict = {}
 
 
 class Fields:
@@ -301,6 +323,19 @@ class Stage:
 
 def stages(tracer: Tracer, kind: str, count: int, reverse: bool, roots: list) -> list[Stage]:
     """The programs that compute `roots`: one, unless an edge value reads a finished fold; then one more a pass over the edges."""
+    if tracer.memo is None:
+        return _stages(tracer, kind, count, reverse, roots)
+    key = (kind, count, reverse, tuple([r.ref for r in roots]), tuple(tracer.known), tuple([(s.ref, s.type) for s in tracer.syms]),
+           tuple([o[4] for o in tracer.operands]), tuple([name for name, _ in tracer.scalars]), tuple(tracer.functions))
+    made = _STAGED.get(key)
+    if made is None:
+        if len(_STAGED) > MEMO_SIZE:
+            _STAGED.clear()
+        made = _STAGED[key] = _stages(tracer, kind, count, reverse, roots)
+    return made
+
+
+def _stages(tracer: Tracer, kind: str, count: int, reverse: bool, roots: list) -> list[Stage]:
     level: dict[str, int] = {}
     reduced: dict[str, bool] = {}
     types: dict[str, Type] = {}

@@ -27,7 +27,7 @@ class EdgeNetwork(nn.Module):
         self.block_e, self.num_warps = block_e, num_warps
 
     def forward(self, *values: Any) -> Any:
-        return self.module(torch.cat(values, dim=-1) if len(values) > 1 else values[0])
+        return self.module(torch.cat(list(values), dim=-1) if len(values) > 1 else values[0])
 
 
 def trace(module: nn.Module, block_e: Optional[int] = None, num_warps: Optional[int] = None) -> EdgeNetwork:

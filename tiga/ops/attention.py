@@ -1,4 +1,5 @@
 """tiga::attention: scaled dot-product attention over the dense, causal and packed relations, as a program."""
+
 from __future__ import annotations
 
 from typing import Any, Optional
@@ -15,19 +16,31 @@ ASKED = "tiga::attention"
 _softmax = online_softmax()
 
 
-@declare("attention(Tensor query, Tensor key, Tensor value, float? scale=None, bool causal=False, str? align=None, "
-         "Tensor? boundaries=None, Tensor? src_boundaries=None) -> Tensor")
-def attention(query: Tensor, key: Tensor, value: Tensor, scale: Optional[float] = None, causal: bool = False, align: Optional[str] = None,
-              boundaries: Optional[Tensor] = None, src_boundaries: Optional[Tensor] = None) -> Tensor:
+@declare(
+    "attention(Tensor query, Tensor key, Tensor value, float? scale=None, bool causal=False, str? align=None, "
+    "Tensor? boundaries=None, Tensor? src_boundaries=None) -> Tensor"
+)
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: Optional[float] = None,
+    causal: bool = False,
+    align: Optional[str] = None,
+    boundaries: Optional[Tensor] = None,
+    src_boundaries: Optional[Tensor] = None,
+) -> Tensor:
     """out[i] = sum_j softmax_j(scale <query[i], key[j]>) value[j], over all j, or j <= i + offset if causal.
 
-    query (num_dst, *heads, width), key (num_src, *heads, width), value (num_src, *heads, features): heads broadcast, so that grouped queries
-    are a head dimension of size 1 in key and value. Result (num_dst, *heads, features) in value's dtype. scale defaults to width ** -0.5.
-    boundaries, and src_boundaries where the sources are packed differently: running totals from 0 of packed sequences, which do not see each
-    other; rows after the last get 0. Causal sequences of different lengths need align: "bottom-right" (the last rows meet: offset = sources -
-    destinations) or "top-left" (offset 0). Boundaries are not read: rows outside them have no edges; Graph.cu_seqlens checks them.
-    Accumulates in float32 (float64 for float64), in order: results repeat bit for bit. A row without sources gives 0 and gradient 0.
-    Differentiable to any order. Raises TigaError for shapes that do not fit, TypeError for dtypes.
+    query (num_dst, *heads, width), key (num_src, *heads, width), value (num_src, *heads, features): heads broadcast,
+    so that grouped queries are a head dimension of size 1 in key and value. Result (num_dst, *heads, features) in
+    value's dtype. scale defaults to width ** -0.5. boundaries, and src_boundaries where the sources are packed
+    differently: running totals from 0 of packed sequences, which do not see each other; rows after the last get 0.
+    Causal sequences of different lengths need align: "bottom-right" (the last rows meet: offset = sources -
+    destinations) or "top-left" (offset 0). Boundaries are not read: rows outside them have no edges; Graph.cu_seqlens
+    checks them. A scale that changes compiles anew: multiply query by it instead. Accumulates in float32 (float64 for float64), in order: results repeat bit for bit. A row without
+    sources gives 0 and gradient 0. Differentiable to any order. Raises TigaError for shapes that do not fit,
+    TypeError for dtypes.
     Source: Vaswani et al. 2017; Rabe & Staats 2021; Dao et al. 2022.
 
     >>> import tiga, torch
@@ -39,11 +52,13 @@ def attention(query: Tensor, key: Tensor, value: Tensor, scale: Optional[float] 
     kind, ints, relation = _relation(query.shape[0], key.shape[0], causal, align, boundaries, src_boundaries)
     width = query.shape[-1]
     if scale is None:
-        scale = 1.0 if width == 0 else width ** -0.5
+        scale = 1.0 if width == 0 else width**-0.5
     # softmax takes its heads from value: one head of values serves all heads of queries
     heads = [_one_head(*sizes) for sizes in zip(query.shape[1:-1], key.shape[1:-1], value.shape[1:-1])]
     value = value.expand(value.shape[0], *heads, value.shape[-1])
-    return apply(_attend, kind, ints, relation, {"key": key, "value": value}, {"query": query}, scalars=[("scale", scale)])
+    return apply(
+        _attend, kind, ints, relation, {"key": key, "value": value}, {"query": query}, scalars=[("scale", scale)]
+    )
 
 
 def _attend(src: Any, dst: Any, edge: Any, scalars: Any) -> Any:
@@ -63,27 +78,47 @@ def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
         if NAMES.get(t.dtype) not in FLOATS:
             raise TypeError(f"{ASKED}: {name} is {t.dtype}, but attention needs floating point. Write {name}.float().")
         if t.dim() < 2 or t.dim() != query.dim():
-            raise TigaError(f"{ASKED}: {name} has shape {tuple(t.shape)}, query {tuple(query.shape)}. Give each (rows, *heads, width), "
-                            "with as many head dimensions; a batch is packed, with boundaries.")
+            raise TigaError(
+                f"{ASKED}: {name} has shape {tuple(t.shape)}, query {tuple(query.shape)}. "
+                "Give each (rows, *heads, width), with as many head dimensions; a batch is packed, with boundaries."
+            )
     if query.shape[-1] != key.shape[-1]:
-        raise TigaError(f"{ASKED}: query has width {query.shape[-1]}, key {key.shape[-1]}. Their inner product needs equal widths.")
+        raise TigaError(
+            f"{ASKED}: query has width {query.shape[-1]}, key {key.shape[-1]}. Their inner product needs equal widths."
+        )
     if key.shape[0] != value.shape[0]:
-        raise TigaError(f"{ASKED}: key has {key.shape[0]} rows, value {value.shape[0]}. Each source has one key and one value.")
+        raise TigaError(
+            f"{ASKED}: key has {key.shape[0]} rows, value {value.shape[0]}. Each source has one key and one value."
+        )
     for d in range(1, query.dim() - 1):
         sizes = [t.shape[d] for t in given.values()]
         if any([size not in (1, _one_head(*sizes)) for size in sizes]):
-            raise TigaError(f"{ASKED}: head dimension {d} has sizes {sizes} in query, key and value. Each is 1 or the same; "
-                            "write grouped heads as two dimensions, (groups, heads of a group) and (groups, 1).")
+            raise TigaError(
+                f"{ASKED}: head dimension {d} has sizes {sizes} in query, key and value. Each is 1 or the same; "
+                "write grouped heads as two dimensions, (groups, heads of a group) and (groups, 1)."
+            )
 
 
-def _relation(num_dst: Any, num_src: Any, causal: bool, align: Optional[str], boundaries: Optional[Tensor],
-              src_boundaries: Optional[Tensor]) -> tuple[str, tuple[Any, ...], tuple[Tensor, ...]]:
+def _relation(
+    num_dst: Any,
+    num_src: Any,
+    causal: bool,
+    align: Optional[str],
+    boundaries: Optional[Tensor],
+    src_boundaries: Optional[Tensor],
+) -> tuple[str, tuple[Any, ...], tuple[Tensor, ...]]:
     if align is not None and (align not in graph_build.ALIGNMENTS or not causal):
-        raise TigaError(f"{ASKED}: align={align!r} with causal={causal}, but align is one of {graph_build.ALIGNMENTS} and belongs to causal=True.")
+        raise TigaError(
+            f"{ASKED}: align={align!r} with causal={causal}, but align is one of {graph_build.ALIGNMENTS} "
+            "and belongs to causal=True."
+        )
     instead = 'Write align="bottom-right" (the last rows meet) or align="top-left" (the first rows meet).'
     if boundaries is None:
         if src_boundaries is not None:
-            raise TigaError(f"{ASKED}: src_boundaries without boundaries. Give both, or boundaries alone where sources are packed alike.")
+            raise TigaError(
+                f"{ASKED}: src_boundaries without boundaries. "
+                "Give both, or boundaries alone where sources are packed alike."
+            )
         if not causal:
             return "dense", (num_dst, num_src), ()
         if align is None and num_dst != num_src:
@@ -92,7 +127,10 @@ def _relation(num_dst: Any, num_src: Any, causal: bool, align: Optional[str], bo
     dst = graph_checks.integers(boundaries, "boundaries", ASKED)
     src = dst if src_boundaries is None else graph_checks.integers(src_boundaries, "src_boundaries", ASKED)
     if dst.shape != src.shape or dst.shape[0] == 0:
-        raise TigaError(f"{ASKED}: boundaries has {dst.shape[0]} entries, src_boundaries {src.shape[0]}. Both have one more than sequences.")
+        raise TigaError(
+            f"{ASKED}: boundaries has {dst.shape[0]} entries, src_boundaries {src.shape[0]}. "
+            "Both have one more than sequences."
+        )
     if causal and align is None and src is not dst:
         raise TigaError(f"{ASKED}: causal=True with src_boundaries, whose values are not read. {instead}")
     return "blocks", (num_dst, num_src, -1), (dst, src, *graph_build.segment_band(dst, src, causal, align))

@@ -7,9 +7,9 @@ from typing import Sequence
 from torch import Tensor
 
 from tiga import passes
-from tiga.builder import Builder, Value
+from tiga.builder import Builder
 from tiga.program import Operand, Program, parse, read_number, to_text
-from tiga.types import Type
+from tiga.types import Dim, Type, is_one
 
 
 def batched(p: Program, tensors: Sequence[Tensor], dims: tuple) -> tuple[str, list[Tensor]]:
@@ -44,7 +44,8 @@ def _text(text: str, sizes: tuple) -> str:
         flag = "" if o.flag == "number" and one is not None else o.flag
         new = Operand(o.place, o.name, o.dtype, extra + o.sizes, flag)
         operands.append(new)
-        values[o.ref] = builder.value(o.ref, Type(o.place, o.dtype, new.sizes, flag == "number"))
+        dims = tuple([1 if mark == 1 else Dim(len(operands) - 1, d) for d, mark in enumerate(new.sizes)])
+        values[o.ref] = builder.value(o.ref, Type(o.place, o.dtype, dims, flag == "number"))
     for s in p.scalars:
         values[s] = builder.value(s, p.types[s])
 
@@ -57,14 +58,23 @@ def _text(text: str, sizes: tuple) -> str:
         elif line.op == "scan":
             gradient = None if line.attrs[3] == "-1" else p.functions[int(line.attrs[3])]
             values.update(zip(line.outs, builder.scan(line.attrs[0], p.functions[int(line.attrs[1])], int(line.attrs[2]), args, gradient)))
-        elif line.op == "linear" and isinstance(args[1], Value) and len(args[1].type.sizes) > 2:
-            values[line.outs[0]] = _batched_linear(builder, args[0], args[1])
         else:
             values[line.outs[0]] = builder.emit(line.op, args, line.attrs)
     return to_text(Program(p.kind, p.relation_tensors, p.reverse, p.batch + 1, tuple(operands), p.scalars, tuple(builder.lines),
                            tuple([values[r].ref for r in p.returns]), {}, functions=tuple(builder.functions)))
 
 
-def _batched_linear(b: Builder, x: Value, weight: Value) -> Value:
-    """A weight a sample: products summed over the last feature."""
-    return (x.emit("unsqueeze", "-2") * weight).emit("sum", "-1")
+def sample_dims(outputs: Sequence[Tensor], text: str, samples: int) -> tuple[list[Tensor], list]:
+    """Where the outputs of a batched program hold the samples: None where an output is the same for all."""
+    p, held, dims = parse(text), [], []
+    for out, ref in zip(outputs, p.returns):
+        t = p.types[ref]
+        lead = 0 if t.place == "shared" else 1
+        if len(t.sizes) < p.batch:
+            held.append(out)
+            dims.append(None)
+        else:
+            one = is_one(t.sizes[0]) and samples != 1
+            held.append(out.squeeze(lead) if one else out)
+            dims.append(None if one else lead)
+    return held, dims

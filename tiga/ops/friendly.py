@@ -1,8 +1,10 @@
 """How a friendly operator is declared, and how one that is a program runs.
 
-An operator that is a program is CompositeImplicitAutograd: autograd, vmap, autocast, compile and export see tiga::propagate in its place.
+An operator that is a program is CompositeImplicitAutograd: autograd, vmap, autocast, compile and export see
+tiga::propagate in its place.
 The others compute integers with torch operations, have a fake, and no derivative.
 """
+
 from __future__ import annotations
 
 from typing import Any, Callable, Optional, Sequence
@@ -19,6 +21,7 @@ PROGRAM, TORCH = "CompositeImplicitAutograd", "CompositeExplicitAutograd"
 
 def declare(schema: str, fake: Optional[Callable] = None) -> Callable[[Callable], Callable]:
     """Registers the decorated function as torch.ops.tiga.NAME, its docstring too. Without a fake it is a program."""
+
     def register(fn: Callable) -> Callable:
         LIB.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         name = schema.partition("(")[0]
@@ -27,19 +30,31 @@ def declare(schema: str, fake: Optional[Callable] = None) -> Callable[[Callable]
             torch.library.register_fake("tiga::" + name, fake, lib=LIB)
         getattr(torch.ops.tiga, name).__doc__ = fn.__doc__
         return fn
+
     return register
 
 
-def apply(edge: Callable[[Fields, Fields, Fields, list[Sym]], Sym], kind: str, ints: Sequence[Any], relation: Sequence[Tensor],
-          src: Optional[dict[str, Tensor]] = None, dst: Optional[dict[str, Tensor]] = None, edges: Optional[dict[str, Tensor]] = None,
-          scalars: Sequence[tuple[str, float]] = ()) -> Tensor:
+def apply(
+    edge: Callable[..., Sym],
+    kind: str,
+    ints: Sequence[Any],
+    relation: Sequence[Tensor],
+    src: Optional[dict[str, Tensor]] = None,
+    dst: Optional[dict[str, Tensor]] = None,
+    edges: Optional[dict[str, Tensor]] = None,
+    scalars: Sequence[tuple[str, float]] = (),
+) -> Tensor:
     """The result of an edge function over a relation (kind, ints, tensors), given the fields of its three places."""
     tracer = Tracer()
     tracer.home = [t for fields in (src, dst, edges) for t in (fields or {}).values()][0].device
-    places = [Fields(tracer, place, fields or {}, {}) for place, fields in (("src", src), ("dst", dst), ("edge", edges))]
+    places = [
+        Fields(tracer, place, fields or {}, {}) for place, fields in (("src", src), ("dst", dst), ("edge", edges))
+    ]
     root = edge(*places, [tracer.scalar(*scalar) for scalar in scalars])
     results: list[list[Tensor]] = []
     for stage in stages(tracer, kind, len(relation), False, [root]):
         read = [tracer.operands[k][0] if what == "operand" else results[k[0]][k[1]] for what, k in stage.reads]
-        results.append(propagate(stage.text, [*read, *relation], list(ints), [tracer.scalars[k][1] for k in stage.scalars]))
+        results.append(
+            propagate(stage.text, [*read, *relation], list(ints), [tracer.scalars[k][1] for k in stage.scalars])
+        )
     return results[-1][0]

@@ -1,4 +1,5 @@
 """tiga::radius and tiga::knn: neighbour searches, whose number of edges only the positions tell."""
+
 from __future__ import annotations
 
 from typing import Any, Optional
@@ -14,21 +15,33 @@ def _listed(positions: Tensor, edges: Any) -> tuple[Tensor, Tensor]:
     return positions.new_empty(positions.shape[0] + 1, dtype=torch.int64), positions.new_empty(edges, dtype=torch.int64)
 
 
-def _radius_fake(positions: Tensor, cutoff: float, batch: Optional[Tensor] = None, loop: bool = False, max_neighbors: Any = None) -> tuple[Tensor, Tensor]:
+def _radius_fake(
+    positions: Tensor, cutoff: float, batch: Optional[Tensor] = None, loop: bool = False, max_neighbors: Any = None
+) -> tuple[Tensor, Tensor]:
     neighbours.check_points(positions, batch, "Graph.radius")
     neighbours.check_cutoff(cutoff)
     return _listed(positions, torch.library.get_ctx().new_dynamic_size())
 
 
-@declare("radius(Tensor positions, float cutoff, Tensor? batch=None, bool loop=False, SymInt? max_neighbors=None) -> (Tensor rowptr, Tensor col)",
-         _radius_fake)
-def radius(positions: Tensor, cutoff: float, batch: Optional[Tensor] = None, loop: bool = False, max_neighbors: Optional[int] = None) -> tuple[Tensor, Tensor]:
-    """{(i, j): |x_j - x_i| <= cutoff, j != i unless loop, batch[i] == batch[j]}, as CSR by destination, ordered by (i, j).
+@declare(
+    "radius(Tensor positions, float cutoff, Tensor? batch=None, bool loop=False, SymInt? max_neighbors=None) "
+    "-> (Tensor rowptr, Tensor col)",
+    _radius_fake,
+)
+def radius(
+    positions: Tensor,
+    cutoff: float,
+    batch: Optional[Tensor] = None,
+    loop: bool = False,
+    max_neighbors: Optional[int] = None,
+) -> tuple[Tensor, Tensor]:
+    """{(i, j): |x_j - x_i| <= cutoff, j != i unless loop, batch[i] == batch[j]}, ordered by (i, j).
 
-    positions (num_nodes, dim), floating point, in the unit of cutoff; batch [num_nodes] integers, in any order. Result rowptr [num_nodes + 1] and
-    col [num_edges], int64; their size is found at run time. No nodes give no edges. O(nodes + edges) at uniform density; deterministic. It has no
-    derivative: what is computed of the positions of the pairs has. Raises TigaError for positions or a cutoff that are not finite or
-    negative, and for a node with more than max_neighbors: the result is never cut.
+    CSR by destination: rowptr [num_nodes + 1] and col [num_edges], int64; num_edges is found at run time. positions
+    (num_nodes, dim), floating point, in the unit of cutoff; batch [num_nodes] integers, in any order. No nodes give no
+    edges. O(nodes + edges) at uniform density; deterministic. It has no derivative: what is computed of the positions
+    of the pairs has. Raises TigaError for positions that are not finite, a cutoff that is nan or negative, and a node
+    with more than max_neighbors: the result is never cut.
 
     >>> import tiga, torch
     >>> [t.tolist() for t in torch.ops.tiga.radius(torch.tensor([[0.0], [1.0], [3.0]]), 1.0)]
@@ -40,17 +53,18 @@ def radius(positions: Tensor, cutoff: float, batch: Optional[Tensor] = None, loo
 def _knn_fake(positions: Tensor, k: Any, batch: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
     neighbours.check_points(positions, batch, "Graph.knn")
     nodes = positions.shape[0]
+    if batch is None:
+        return _listed(positions, nodes * torch.sym_min(k, torch.sym_max(nodes - 1, 0)))
     # samples of a batch may have fewer than k others
-    edges = nodes * torch.sym_min(k, torch.sym_max(nodes - 1, 0)) if batch is None else torch.library.get_ctx().new_dynamic_size()
-    return _listed(positions, edges)
+    return _listed(positions, torch.library.get_ctx().new_dynamic_size())
 
 
 @declare("knn(Tensor positions, SymInt k, Tensor? batch=None) -> (Tensor rowptr, Tensor col)", _knn_fake)
 def knn(positions: Tensor, k: int, batch: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
     """{(i, j): j is one of the k nearest to i, other than i, of its batch}, as CSR by destination, ordered by (i, j).
 
-    Shapes, dtypes and errors of radius. Of nodes equally near the lower is taken; a sample of at most k nodes gives fewer. Deterministic; no
-    derivative.
+    Shapes, dtypes and errors of radius. Of nodes equally near the lower is taken; a sample of at most k nodes gives
+    fewer. Deterministic; no derivative.
 
     >>> import tiga, torch
     >>> [t.tolist() for t in torch.ops.tiga.knn(torch.tensor([[0.0], [1.0], [3.0]]), 1)]

@@ -19,7 +19,7 @@ from tiga import passes, relations
 from tiga.adjoint import Derived, adjoint, augment, saved_outputs, tangent
 from tiga.errors import TigaError
 from tiga.ops.autocast import autocast
-from tiga.ops.batch import batched
+from tiga.ops.batch import batched, sample_dims
 from tiga.ops.library import LIB, outside_dynamo
 from tiga.program import Program, evaluate_size, parse
 from tiga.reference import interpret
@@ -130,11 +130,24 @@ def composite(program: str, tensors: list[Tensor], ints: list[int], scalars: lis
     passes.running(program)
     p = parse(program)
     check(p, tensors, ints, scalars)
+    _check_edges(p, tensors, ints)
     outputs = allocate(p, tensors, ints)
     if tensors[0].device.type == "cuda":
         _warn_composite()
     interpret(p, tensors, ints, scalars, outputs)
     return outputs
+
+
+def _check_edges(p: Program, tensors: Sequence[Tensor], ints: Sequence[int]) -> None:
+    """Rows of edge fields, also where the number of edges must be counted."""
+    if any([x < 0 for x in ints[:2]]):
+        raise TigaError(f"a graph of {ints[0]} destinations and {ints[1]} sources; sizes are not negative.")
+    fields = [(o, t) for o, t in zip(p.operands, tensors) if o.place == "edge"]
+    if fields:
+        wanted = relations.num_edges(p.kind, tuple(ints), tuple(tensors[len(p.operands):]))
+        for o, t in fields:
+            if t.shape[0] != wanted:
+                raise TigaError(f"edge field {o.name!r} has {t.shape[0]} rows, but the graph has {wanted} edges.")
 
 
 _warned: set[str] = set()
@@ -242,7 +255,10 @@ def autograd(program: str, tensors: list[Tensor], ints: list[int], scalars: list
 
 
 def _has_tangent(tensors: Sequence[Tensor]) -> bool:
-    return forward_ad._current_level >= 0 and any([forward_ad.unpack_dual(t).tangent is not None for t in tensors])
+    # a compiler that traces enters dual levels without telling forward_ad
+    if forward_ad._current_level < 0 and not torch._C._are_functorch_transforms_active() and not torch._C._len_torch_dispatch_stack():
+        return False
+    return any([torch._VF._unpack_dual(t, level=0)[1] is not None for t in tensors])
 
 
 # ---- autocast, vmap -----------------------------------------------------------------------------------------------------------------------------------
@@ -266,9 +282,7 @@ def vmap(info: Any, in_dims: tuple, program: str, tensors: list[Tensor], ints: l
             raise TigaError("vmap over a graph: the graph's own tensors cannot be mapped. Map over fields, and use one graph for all.")
     passes.applied("batch")
     text, moved = batched(p, tensors, tuple(dims))
-    outputs = _op(text, moved, ints, scalars)
-    out_dims = [0 if p.types[r].place == "shared" else 1 for r in p.returns]
-    return outputs, out_dims
+    return sample_dims(_op(text, moved, ints, scalars), text, info.batch_size)
 
 
 LIB.impl("propagate", outside_dynamo(composite), "CompositeExplicitAutograd")
