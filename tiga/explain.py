@@ -1,4 +1,4 @@
-"""What a module's last call was and ran: explain(), ir(), last_variant. Texts and numbers only: no tensor outlives its call."""
+"""What a module's last call was and ran: explain(), ir(), last_variant. Texts and numbers only, never a tensor."""
 from __future__ import annotations
 
 import hashlib
@@ -38,9 +38,10 @@ class Artifacts(Mapping[str, str]):
         if name in self._texts:
             return self._texts[name]
         if name in KERNEL_LEVELS:
-            raise TigaError(f"level {level!r}: the composite path makes none, it runs torch operations and generates no kernel.\n"
-                            "  Read 'domain', the program itself.")
-        raise TigaError(f"level {level!r} is unknown. Levels: 'domain', and of kernels {', '.join(map(repr, KERNEL_LEVELS))}.")
+            raise TigaError(f"level {level!r}: the composite path makes none, it runs torch operations and generates "
+                            "no kernel.\n  Read 'domain', the program itself.")
+        kernels = ", ".join(map(repr, KERNEL_LEVELS))
+        raise TigaError(f"level {level!r} is unknown. Levels: 'domain', and of kernels {kernels}.")
 
     def __contains__(self, level: object) -> bool:
         return level in self._texts
@@ -54,7 +55,10 @@ class Artifacts(Mapping[str, str]):
 
 @dataclass(frozen=True)
 class Variant:
-    """A call's programs and how they were run. programs: as traced; runs: as executed, after autocast, vmap and what derivatives need."""
+    """A call's programs and how they were run.
+
+    programs: as traced; runs: as executed, after autocast, vmap and with what derivatives need.
+    """
 
     name: str
     programs: tuple[str, ...] = field(repr=False)
@@ -79,7 +83,7 @@ class Variant:
 
     @property
     def passes(self) -> tuple[str, ...]:
-        """Passes that made and ran this variant, in the order in which they work, and those that derived its gradient since."""
+        """Passes that made and ran this variant, in working order; adjoint, once the text's gradient was derived."""
         later = set[str]().union(*[derived_from(run.program) for run in self.runs])
         return tuple([name for name in PASSES if name in self.names or name in later])
 
@@ -106,6 +110,8 @@ class Variants:
 
 def remember(module: Any, programs: list[str], device: torch.device, record: Record) -> None:
     """Note a finished call; a plain attribute, so that neither state_dict nor Dynamo sees it."""
+    if len(programs) > 1:
+        record.names.add("split")
     variants = module.__dict__.get("_variants")
     if variants is None:
         variants = module.__dict__["_variants"] = Variants()
@@ -132,7 +138,7 @@ _NOT_CALLED = ("no call has been recorded. Call the module once, outside torch.c
 
 
 def explain(module: Any) -> Explanation:
-    """The last call in the order: backend, provider, lowering, passes, cache key, accepted, unknown, remarks, variant cache."""
+    """The last call: backend, provider, lowering, passes, cache key, accepted, unknown, remarks, variant cache."""
     name = type(module).__name__
     if "_variants" not in module.__dict__:
         return Explanation(f"### {name}\n{_NOT_CALLED}")
@@ -153,11 +159,13 @@ def explain(module: Any) -> Explanation:
 
 
 def _lowering(v: Variant) -> str:
-    return ", ".join(dict.fromkeys([LOWERINGS[run.visit] for run in v.runs])) or "none (traced with shapes only, nothing was computed)"
+    ways = dict.fromkeys([LOWERINGS[run.visit] for run in v.runs])
+    return ", ".join(ways) or "none (traced with shapes only, nothing was computed)"
 
 
 def _accepted(v: Variant) -> list[str]:
-    return [f"[schedule] {PASSES[name]}" for name in ("inner-products-as-matmul", "weighted-sums-as-matmul") if name in v.names]
+    products = ("inner-products-as-matmul", "weighted-sums-as-matmul")
+    return [f"[schedule] {PASSES[name]}" for name in products if name in v.names]
 
 
 def _unknown(v: Variant) -> list[str]:
@@ -170,14 +178,16 @@ def _remarks(v: Variant) -> list[str]:
         found.append("[provider] composite path on CUDA: no kernel is generated in this version; correct, not fused")
     found.append(_relation(v.programs[0]))
     if len(v.programs) > 1:
-        found.append(f"[planning] {len(v.programs)} programs, each a pass over the edges: an edge value reads a finished fold")
+        found.append(f"[planning] {len(v.programs)} programs, each a pass over the edges: "
+                     "an edge value reads a finished fold")
     for number, run in enumerate(v.runs):
         which = f"program {number + 1}: " if len(v.runs) > 1 else ""
         found.extend(["[planning] " + which + text for text in _visits(run)])
     if "segment-scan" in v.names:
         found.append(f"[planning] {PASSES['segment-scan']}: one step for each edge of the longest segment")
     if "adjoint" in v.passes:
-        found.append("[autograd] the gradient is programs too: results of folds and operands are kept, edge values are computed again")
+        found.append("[autograd] the gradient is programs too: operands and results of folds are kept, "
+                     "edge values are computed again")
     return found
 
 
@@ -193,12 +203,16 @@ def _visits(run: Run) -> list[str]:
         return ["no edge was visited"]
     # the planner counts elements of 4 bytes, 8-byte ones twice
     held, limit = run.most * run.width, _size(4 * layouts.BUDGET)
-    why = f"limit {limit}, however many edges" if held <= layouts.BUDGET else f"above {limit}: one destination's sources are not divided"
+    why = f"limit {limit}, however many edges"
+    if held > layouts.BUDGET:
+        why = f"above {limit}: one destination's sources are not divided"
     ranges = f"{run.ranges} range{'s' * (run.ranges != 1)}"
     found = [f"{run.visited} pairs in {ranges}, at most {run.most} at once, planned for {run.width} elements each",
              f"edge values take at most {_size(4 * held)} at once ({why})"]
     if _has_inner_product(run.program) and "inner-products-as-matmul" not in run.names:
-        reason = "the edges are a list" if run.visit == "interpret-listed" else "the ranges are small, or the two fields differ in rank or width"
+        reason = "the ranges are small, or the two fields differ in rank or width"
+        if run.visit == "interpret-listed":
+            reason = "the edges are a list"
         found.append(f"inner products ran pair by pair: {reason}")
     return found
 
@@ -206,8 +220,12 @@ def _visits(run: Run) -> list[str]:
 def _has_inner_product(program: str) -> bool:
     """Whether a source's field times a destination's is summed over the last feature."""
     p = parse(program)
-    products = [p.definitions.get(line.args[0]) for line in p.lines if line.op == "sum" and line.attrs == ("-1",)]
-    return any(line is not None and line.op == "mul" and {p.types[a].place for a in line.args if a in p.types} == {"src", "dst"} for line in products)
+    for line in p.lines:
+        source = p.definitions.get(line.args[0]) if line.op == "sum" and line.attrs == ("-1",) else None
+        if source is not None and source.op == "mul":
+            if {p.types[a].place for a in source.args if a in p.types} == {"src", "dst"}:
+                return True
+    return False
 
 
 def _size(count: int) -> str:

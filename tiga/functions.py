@@ -12,22 +12,22 @@ import torch
 from torch import Tensor
 
 from tiga.errors import TraceError
-from tiga.types import NAMES, is_one
+from tiga.types import NAMES, is_one, promote
 
 FUNCTIONS: dict[str, Callable] = {}
-_ALIASES = {"true_divide": "div", "truediv": "div", "divide": "div", "multiply": "mul", "subtract": "sub", "rtruediv": "rdiv", "absolute": "abs", "negative": "neg",
+ALIASES = {"true_divide": "div", "truediv": "div", "divide": "div", "multiply": "mul", "subtract": "sub", "rtruediv": "rdiv", "absolute": "abs", "negative": "neg",
             "less": "lt", "greater": "gt", "less_equal": "le", "greater_equal": "ge", "not_equal": "ne", "concat": "cat", "concatenate": "cat", "swapaxes": "transpose",
             "swapdims": "transpose", "clip": "clamp", "arctan": "atan", "arctan2": "atan2", "arcsin": "asin", "arccos": "acos", "fix": "trunc", "view": "reshape",
             "view_as": "reshape_as", "sgn": "sign", "vector_norm": "norm", "linalg_vector_norm": "norm", "linalg_norm": "norm", "frobenius_norm": "norm", "and": "bitwise_and",
             "or": "bitwise_or", "xor": "bitwise_xor", "special_expit": "sigmoid", "linalg_vecdot": "vecdot", "linalg_cross": "cross", "iand": "bitwise_and", "invert": "bitwise_not",
-            "floordiv": "floor_divide", "mod": "remainder", "rmod": "rremainder", "hardtanh_": "hardtanh", "special_erf": "erf", "abs_": "abs"}
+            "floordiv": "floor_divide", "mod": "remainder", "rmod": "rremainder", "hardtanh_": "hardtanh", "special_erf": "erf", "log_sigmoid": "logsigmoid", "abs_": "abs"}
 
 
 def call(tracer: Any, name: str, args: tuple, kwargs: dict) -> Any:
     """The row of a torch function; in-place spellings and functions without a row are refused by name."""
     if name[:2] == "__":
         name = name.strip("_")
-    name = _ALIASES.get(name, name)
+    name = ALIASES.get(name, name)
     row = FUNCTIONS.get(name)
     if row is None:
         if name[-1:] == "_":
@@ -94,10 +94,13 @@ def _sub(t: Any, x: Any, y: Any, alpha: Any = 1) -> Any:
 
 @_row("div")
 def _div(t: Any, x: Any, y: Any, rounding_mode: Optional[str] = None) -> Any:
-    out = t.emit("div", (x, y))
     if rounding_mode is None:
-        return out
-    return t.emit({"floor": "floor", "trunc": "trunc"}[rounding_mode], (out,))
+        return t.emit("div", (x, y))
+    x, y = t.lift(x), t.lift(y)
+    if x.type.floating or y.type.floating:
+        return t.emit(rounding_mode, (t.emit("div", (x, y)),))
+    # integers: float32 would lose digits, and the result is an integer again
+    return t.emit(rounding_mode, (t.emit("div", (x.emit("to", "f64"), y)),)).emit("to", promote((x.type, y.type))[0])
 
 
 def _swapped(name: str) -> Callable:
@@ -149,7 +152,7 @@ def _round(t: Any, x: Any, decimals: int = 0) -> Any:
 
 @_row("floor_divide")
 def _floor_divide(t: Any, x: Any, y: Any) -> Any:
-    return t.emit("floor", (t.emit("div", (x, y)),))
+    return _div(t, x, y, "floor")
 
 
 def _logical(name: str, primitive: str) -> None:
@@ -356,7 +359,7 @@ def _count(t: Any, x: Any, dim: Any) -> Any:
     count: Any = 1
     for d in _dims(x, dim):
         size = x.emit("size", d)
-        count = size if count == 1 and isinstance(count, int) else count * size
+        count = size if isinstance(count, int) else count * size
     return count
 
 

@@ -155,14 +155,22 @@ def to_mask(graph: Graph) -> Tensor:
     return mask.T.contiguous() if graph.reversed else mask
 
 
+def total(sizes: Sequence[Any]) -> Any:
+    """Their sum. Dynamo makes `sum` an operation that torch.export cannot save."""
+    result = 0
+    for part in sizes:
+        result = result + part
+    return result
+
+
 def cat(parts: Sequence[Graph], device: Any) -> Payload:
     """Block diagonal of at least one part, none of them a reversed implicit graph."""
     kinds = {graph.kind for graph in parts}
-    num_dst, num_src = sum(g.num_dst for g in parts), sum(g.num_src for g in parts)
+    num_dst, num_src = total([g.num_dst for g in parts]), total([g.num_src for g in parts])
     if "csr" in kinds:
         return _cat_lists(parts, num_dst, num_src)
     edges = [known_edges(graph) for graph in parts]
-    ints = (num_dst, num_src, -1 if any(e < 0 for e in edges) else sum(edges))
+    ints = (num_dst, num_src, -1 if any(e < 0 for e in edges) else total(edges))
     if "intervals" in kinds:
         return "intervals", ints, _cat_intervals(parts, device)
     corners, row, source = [], 0, 0

@@ -14,6 +14,7 @@ from tiga import passes
 from tiga.relations import edge_offsets, is_implicit, row_intervals
 
 BUDGET = 1 << 24                         # elements of all edge values that are alive at once
+RUN = 64                                 # edges that are added one after another
 FEW = 4096                               # products that are not worth a matrix product
 _FAR_AWAY = 1 << 62
 
@@ -37,6 +38,18 @@ def add_rows(out: Tensor, rows: Tensor, x: Tensor) -> Tensor:
     if out.device.type == "cpu":
         return out.index_add_(0, rows, x)
     return out.index_put_((rows,), x, accumulate=True)
+
+
+def _runs(rows: Tensor, count: int) -> Optional[tuple[Tensor, Tensor]]:
+    """The run of each edge and the row of each run: long rows are sums of sums of RUN edges, so that rounding does not grow with their length."""
+    counts = torch.bincount(rows, minlength=count)
+    if rows.shape[0] <= RUN or int(counts.max()) <= RUN:
+        return None
+    order = torch.argsort(rows, stable=True)
+    rank = torch.empty_like(rows)
+    rank[order] = torch.arange(rows.shape[0], device=rows.device) - (counts.cumsum(0) - counts)[rows[order]]
+    many = (counts + RUN - 1) // RUN
+    return (many.cumsum(0) - many)[rows] + rank // RUN, torch.repeat_interleave(torch.arange(counts.shape[0], device=rows.device), many)
 
 
 class Layout:
@@ -71,6 +84,7 @@ class Listed(Layout):
     def __init__(self, rows: tuple[int, int], dst: Tensor, src: Tensor, number: Tensor) -> None:
         self.rows, self.dst, self.src, self.numbers = rows, dst, src, number
         self.pairs = dst.shape[0]
+        self._runs: dict[str, Optional[tuple[Tensor, Tensor]]] = {}
 
     @property
     def number(self) -> Tensor:
@@ -93,10 +107,21 @@ class Listed(Layout):
 
     def sum(self, x: Any) -> Tensor:
         x = self.full(self.edge(x))
-        return add_rows(x.new_zeros((self.rows[1] - self.rows[0], *x.shape[1:])), self.dst, x)
+        return self._add(x.new_zeros((self.rows[1] - self.rows[0], *x.shape[1:])), "dst", x)
 
     def sum_to_src(self, x: Any, out: Tensor) -> None:
-        add_rows(out, self.src, self.full(self.edge(x)))
+        self._add(out, "src", self.full(self.edge(x)))
+
+    def _add(self, out: Tensor, end: str, x: Tensor) -> Tensor:
+        """out[row] += the sum of the row's edges."""
+        rows = self.dst if end == "dst" else self.src
+        if end not in self._runs:
+            self._runs[end] = _runs(rows, out.shape[0])
+        found = self._runs[end]
+        if found is not None:
+            run, rows = found
+            x = add_rows(x.new_zeros((rows.shape[0], *x.shape[1:])), run, x)
+        return add_rows(out, rows, x)
 
     def flat(self, x: Any) -> Tensor:
         return self.full(self.edge(x))

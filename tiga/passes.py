@@ -1,7 +1,8 @@
 """What ran: how often each pass did, and what one call of a module was made of.
 
-A pass counts itself where its work is done (`ran`), so that a result taken from a cache counts nothing; the operator notes what a call consists of
-(`applied`, `running`, `visited`), cached or not. `explain` prints the notes; tests hold them against the counts. Neither keeps a tensor alive.
+A pass counts itself where its work is done (`ran`), so that a result taken from a cache counts nothing; the operator
+notes what a call consists of (`applied`, `running`, `visited`), cached or not. `explain` prints the notes; tests hold
+them against the counts. Neither keeps a tensor alive.
 """
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ class Record:
 
     def __init__(self) -> None:
         self.outer: Record | None = None
-        self.names = self.now = set[str]()
+        self.names: set[str] = set()
+        self.now = self.names
         self.runs: list[Run] = []
 
     def __enter__(self) -> Record:
@@ -89,17 +91,18 @@ def running(program: str) -> None:
     record = _here.record
     if record is not None:
         run = Run(program)
+        run.names.add("verify")
         record.now = run.names
-        record.now.add("verify")
         record.runs.append(run)
 
 
 def visited(name: str, pairs: int, width: int) -> None:
     """A range of destinations was visited by the pass `name`, with `pairs` pairs of `width` elements at once."""
-    ran(name)
+    COUNTS[name] += 1
     record = _here.record
     if record is not None and record.runs:
         run = record.runs[-1]
+        run.names.add(name)
         run.visit, run.width = name, width
         run.ranges += 1
         run.visited += pairs

@@ -472,7 +472,7 @@ def _flat_rows(i: Tensor, lead: int, sizes: Sequence[int]) -> tuple[Tensor, Tens
 
 def _gather(table: Tensor, i: Tensor, lead: int, batch: int) -> Tensor:
     sizes, features = table.shape[:batch + 1], table.shape[batch + 1:]
-    i, inside = _flat_rows(i, lead - batch, sizes)
+    i, inside = _flat_rows(i, lead, sizes)
     rows = table.reshape(-1, *features)[i] if math.prod(sizes) else table.new_zeros((*i.shape, *features))
     return torch.where(inside.reshape(*i.shape, *[1] * len(features)), rows, 0)
 

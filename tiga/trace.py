@@ -8,6 +8,7 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from tiga import passes
 from tiga.builder import MEMO_SIZE, WEAK_FLOAT, Builder, Value
@@ -38,6 +39,15 @@ class Sym(Value):
 
     def __mod__(self, other: Any) -> Any:
         return self._call("remainder", self, other)
+
+    def __rmod__(self, other: Any) -> Any:
+        return self._call("remainder", other, self)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return self._call("floor_divide", other, self)
+
+    def where(self, condition: Any, other: Any) -> Any:
+        return self._call("where", condition, self, other)
 
     def __floordiv__(self, other: Any) -> Any:
         return self._call("floor_divide", self, other)
@@ -79,6 +89,9 @@ class Sym(Value):
 
     def __xor__(self, other: Any) -> Any:
         return self._call("bitwise_xor", self, other)
+
+    def __rxor__(self, other: Any) -> Any:
+        return self._call("bitwise_xor", other, self)
 
     def __invert__(self) -> Any:
         return self._call("bitwise_not", self)
@@ -128,8 +141,8 @@ class Sym(Value):
         return len(self.type.sizes) + 1
 
     def __getattr__(self, name: str) -> Any:
-        from tiga.functions import FUNCTIONS
-        if name in FUNCTIONS:
+        from tiga.functions import ALIASES, FUNCTIONS
+        if name in FUNCTIONS or name in ALIASES or (name[-1:] == "_" and name[:1] != "_"):
             return _Method(self, name)
         if name[:2] == "__":
             raise AttributeError(name)
@@ -149,6 +162,13 @@ class _Method:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         from tiga.functions import call
         return call(self.sym.builder, self.name, (self.sym, *args), kwargs)
+
+
+class Lists(TorchFunctionMode):
+    """Tuples of values as lists: Dynamo looks for traced values in lists only."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
+        return func(*[list(a) if isinstance(a, tuple) else a for a in args], **(kwargs or {}))
 
 
 def tracer_of(args: Any) -> "Tracer":

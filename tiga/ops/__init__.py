@@ -1,4 +1,5 @@
 """What PyTorch knows of tiga: torch.ops.tiga.*"""
+
 from tiga.ops import attention as attention
 from tiga.ops import neighbours as neighbours
 from tiga.ops import propagate as propagate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 from torch import Tensor
 
@@ -24,11 +24,11 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    scale: Optional[float] = None,
+    scale: float | None = None,
     causal: bool = False,
-    align: Optional[str] = None,
-    boundaries: Optional[Tensor] = None,
-    src_boundaries: Optional[Tensor] = None,
+    align: str | None = None,
+    boundaries: Tensor | None = None,
+    src_boundaries: Tensor | None = None,
 ) -> Tensor:
     """out[i] = sum_j softmax_j(scale <query[i], key[j]>) value[j], over all j, or j <= i + offset if causal.
 
@@ -38,9 +38,9 @@ def attention(
     differently: running totals from 0 of packed sequences, which do not see each other; rows after the last get 0.
     Causal sequences of different lengths need align: "bottom-right" (the last rows meet: offset = sources -
     destinations) or "top-left" (offset 0). Boundaries are not read: rows outside them have no edges; Graph.cu_seqlens
-    checks them. A scale that changes compiles anew: multiply query by it instead. Accumulates in float32 (float64 for float64), in order: results repeat bit for bit. A row without
-    sources gives 0 and gradient 0. Differentiable to any order. Raises TigaError for shapes that do not fit,
-    TypeError for dtypes.
+    checks them. Accumulates in float32 (float64 for float64), in order: results repeat bit for bit. A row without
+    sources gives 0 and gradient 0. Differentiable to any order. Compiled, each value of scale is one compilation: where
+    it changes, multiply query by it. Raises TigaError for shapes that do not fit, TypeError for dtypes.
     Source: Vaswani et al. 2017; Rabe & Staats 2021; Dao et al. 2022.
 
     >>> import tiga, torch
@@ -103,9 +103,9 @@ def _relation(
     num_dst: Any,
     num_src: Any,
     causal: bool,
-    align: Optional[str],
-    boundaries: Optional[Tensor],
-    src_boundaries: Optional[Tensor],
+    align: str | None,
+    boundaries: Tensor | None,
+    src_boundaries: Tensor | None,
 ) -> tuple[str, tuple[Any, ...], tuple[Tensor, ...]]:
     if align is not None and (align not in graph_build.ALIGNMENTS or not causal):
         raise TigaError(

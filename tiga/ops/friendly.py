@@ -7,11 +7,13 @@ The others compute integers with torch operations, have a fake, and no derivativ
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from tiga.errors import TigaError
 from tiga.ops.library import LIB, outside_dynamo
 from tiga.ops.propagate import _op as propagate
 from tiga.trace import Fields, Sym, Tracer, stages
@@ -19,7 +21,7 @@ from tiga.trace import Fields, Sym, Tracer, stages
 PROGRAM, TORCH = "CompositeImplicitAutograd", "CompositeExplicitAutograd"
 
 
-def declare(schema: str, fake: Optional[Callable] = None) -> Callable[[Callable], Callable]:
+def declare(schema: str, fake: Callable | None = None) -> Callable[[Callable], Callable]:
     """Registers the decorated function as torch.ops.tiga.NAME, its docstring too. Without a fake it is a program."""
 
     def register(fn: Callable) -> Callable:
@@ -28,10 +30,33 @@ def declare(schema: str, fake: Optional[Callable] = None) -> Callable[[Callable]
         LIB.impl(name, outside_dynamo(fn), PROGRAM if fake is None else TORCH)
         if fake is not None:
             torch.library.register_fake("tiga::" + name, fake, lib=LIB)
+            op = getattr(torch.ops.tiga, name).default
+            LIB.impl(name, outside_dynamo(_below_functorch(op)), "FuncTorchDynamicLayerFrontMode")
         getattr(torch.ops.tiga, name).__doc__ = fn.__doc__
         return fn
 
     return register
+
+
+def _below_functorch(op: Any) -> Callable:
+    """Integers have no derivative: torch.func's levels are passed by, and a compiler sees plain tensors."""
+
+    def kernel(*args: Any) -> Any:
+        with torch._C._DisableFuncTorch():
+            return op(*[_plain(op, a) if isinstance(a, Tensor) else a for a in args])
+
+    return kernel
+
+
+def _plain(op: Any, t: Tensor) -> Tensor:
+    while torch._C._functorch.is_functorch_wrapped_tensor(t):
+        if torch._C._functorch.is_batchedtensor(t):
+            raise TigaError(
+                f"vmap over {op.name()}: one relation serves all that is mapped. Call it outside vmap; "
+                "several relations at once lie side by side in one, as batch= and Graph.cat make them."
+            )
+        t = torch._C._functorch.get_unwrapped(t)
+    return t
 
 
 def apply(
@@ -39,9 +64,9 @@ def apply(
     kind: str,
     ints: Sequence[Any],
     relation: Sequence[Tensor],
-    src: Optional[dict[str, Tensor]] = None,
-    dst: Optional[dict[str, Tensor]] = None,
-    edges: Optional[dict[str, Tensor]] = None,
+    src: dict[str, Tensor] | None = None,
+    dst: dict[str, Tensor] | None = None,
+    edges: dict[str, Tensor] | None = None,
     scalars: Sequence[tuple[str, float]] = (),
 ) -> Tensor:
     """The result of an edge function over a relation (kind, ints, tensors), given the fields of its three places."""

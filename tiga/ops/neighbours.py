@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ def _listed(positions: Tensor, edges: Any) -> tuple[Tensor, Tensor]:
 
 
 def _radius_fake(
-    positions: Tensor, cutoff: float, batch: Optional[Tensor] = None, loop: bool = False, max_neighbors: Any = None
+    positions: Tensor, cutoff: float, batch: Tensor | None = None, loop: bool = False, max_neighbors: Any = None
 ) -> tuple[Tensor, Tensor]:
     neighbours.check_points(positions, batch, "Graph.radius")
     neighbours.check_cutoff(cutoff)
@@ -31,9 +31,9 @@ def _radius_fake(
 def radius(
     positions: Tensor,
     cutoff: float,
-    batch: Optional[Tensor] = None,
+    batch: Tensor | None = None,
     loop: bool = False,
-    max_neighbors: Optional[int] = None,
+    max_neighbors: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """{(i, j): |x_j - x_i| <= cutoff, j != i unless loop, batch[i] == batch[j]}, ordered by (i, j).
 
@@ -50,7 +50,7 @@ def radius(
     return neighbours.radius_edges(positions, cutoff, batch, loop, max_neighbors)
 
 
-def _knn_fake(positions: Tensor, k: Any, batch: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
+def _knn_fake(positions: Tensor, k: Any, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:
     neighbours.check_points(positions, batch, "Graph.knn")
     nodes = positions.shape[0]
     if batch is None:
@@ -60,7 +60,7 @@ def _knn_fake(positions: Tensor, k: Any, batch: Optional[Tensor] = None) -> tupl
 
 
 @declare("knn(Tensor positions, SymInt k, Tensor? batch=None) -> (Tensor rowptr, Tensor col)", _knn_fake)
-def knn(positions: Tensor, k: int, batch: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
+def knn(positions: Tensor, k: int, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """{(i, j): j is one of the k nearest to i, other than i, of its batch}, as CSR by destination, ordered by (i, j).
 
     Shapes, dtypes and errors of radius. Of nodes equally near the lower is taken; a sample of at most k nodes gives

@@ -20,6 +20,7 @@ from tiga.adjoint import Derived, adjoint, augment, saved_outputs, tangent
 from tiga.errors import TigaError
 from tiga.ops.autocast import autocast
 from tiga.ops.batch import batched, sample_dims
+from tiga.layouts import BUDGET
 from tiga.ops.library import LIB, outside_dynamo
 from tiga.program import Program, evaluate_size, parse
 from tiga.reference import interpret
@@ -133,6 +134,9 @@ def composite(program: str, tensors: list[Tensor], ints: list[int], scalars: lis
     _check_edges(p, tensors, ints)
     outputs = allocate(p, tensors, ints)
     if tensors[0].device.type == "cuda":
+        if torch.cuda.is_current_stream_capturing():
+            raise TigaError("the composite path reads sizes of its ranges on the host, so it cannot be captured into a CUDA graph. "
+                            "No kernel is available for this program in this version.")
         _warn_composite()
     interpret(p, tensors, ints, scalars, outputs)
     return outputs
@@ -156,8 +160,8 @@ _warned: set[str] = set()
 def _warn_composite() -> None:
     if "composite" not in _warned:
         _warned.add("composite")
-        warnings.warn("tiga: programs run on CUDA through torch operations, range by range (correct, not fused): "
-                      "no kernel is available for them in this version.", stacklevel=2)
+        warnings.warn("tiga: programs run on CUDA through torch operations, range by range (correct, not fused): no kernel is available for them "
+                      f"in this version. Edge values of about {BUDGET * 4 >> 20} MiB are materialised at a time.", stacklevel=2)
 
 
 def fake(program: str, tensors: list[Tensor], ints: list[Any], scalars: list[float]) -> list[Tensor]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from tiga.types import FLOATS, NAMES
 _softmax = reducers.online_softmax(return_lse=True)
 
 
-def _on_segments(asked: str, edge: Callable, value: Tensor, rowptr: Tensor, number: Optional[Tensor] = None) -> Tensor:
+def _on_segments(asked: str, edge: Callable, value: Tensor, rowptr: Tensor, number: Tensor | None = None) -> Tensor:
     """The result of edge(value of an edge) over the segments rowptr[i]:rowptr[i + 1]."""
     rowptr = integers(rowptr, "rowptr", asked)
     if value.dim() == 0 or rowptr.shape[0] == 0:
@@ -148,7 +149,7 @@ def segment_softmax(value: Tensor, rowptr: Tensor) -> Tensor:
 
 
 @declare("edge_softmax(Tensor score, Tensor rowptr, Tensor? number=None) -> Tensor")
-def edge_softmax(score: Tensor, rowptr: Tensor, number: Optional[Tensor] = None) -> Tensor:
+def edge_softmax(score: Tensor, rowptr: Tensor, number: Tensor | None = None) -> Tensor:
     """out[e] = exp(score[e]) / sum of exp(score[f]) over the edges f that reach the destination of e.
 
     score (num_edges, *heads), in the order of the edges' numbers: destination i has the edges

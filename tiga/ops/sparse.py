@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,21 +10,22 @@ from torch import Tensor
 from tiga import graph_algebra, graph_build
 from tiga.errors import TigaError
 from tiga.graph import Graph
-from tiga.graph_checks import integers, number as number_of, one_device
+from tiga.graph_checks import integers, one_device
+from tiga.graph_checks import number as number_of
 from tiga.ops.friendly import declare
 
 Csr = tuple[Tensor, Tensor]
 Numbered = tuple[Tensor, Tensor, Tensor]
 
 
-def _integers(asked: str, rank: int = 1, **tensors: Optional[Tensor]) -> None:
+def _integers(asked: str, rank: int = 1, **tensors: Tensor | None) -> None:
     for name, t in tensors.items():
         if t is not None and integers(t, name, asked, rank) is not t:
             raise TypeError(f"{asked}: {name} is {t.dtype}, but must be int32 or int64. Write {name}.to(torch.int64).")
     one_device(asked, **tensors)
 
 
-def _csr_entries(asked: str, rowptr: Tensor, col: Tensor, number: Optional[Tensor] = None) -> None:
+def _csr_entries(asked: str, rowptr: Tensor, col: Tensor, number: Tensor | None = None) -> None:
     _integers(asked, rowptr=rowptr, col=col, number=number)
     if rowptr.shape[0] == 0:
         raise TigaError(f"{asked}: rowptr is empty. No destinations are written as [0].")
@@ -78,7 +79,7 @@ def coo_to_csr(edge_index: Tensor, num_dst: int) -> Numbered:
     return rowptr, col, number
 
 
-def _csr_transpose_fake(rowptr: Tensor, col: Tensor, number: Optional[Tensor], num_src: Any) -> Numbered:
+def _csr_transpose_fake(rowptr: Tensor, col: Tensor, number: Tensor | None, num_src: Any) -> Numbered:
     _csr_entries("tiga::csr_transpose", rowptr, col, number)
     edges = col.shape[0]
     numbers = col.new_empty(edges, dtype=torch.int64 if number is None else number.dtype)
@@ -90,7 +91,7 @@ def _csr_transpose_fake(rowptr: Tensor, col: Tensor, number: Optional[Tensor], n
     "-> (Tensor rowptr, Tensor col, Tensor number)",
     _csr_transpose_fake,
 )
-def csr_transpose(rowptr: Tensor, col: Tensor, number: Optional[Tensor], num_src: int) -> Numbered:
+def csr_transpose(rowptr: Tensor, col: Tensor, number: Tensor | None, num_src: int) -> Numbered:
     """{(j, i): (i, j) in the relation}: CSR by source; every edge keeps its number.
 
     rowptr [num_dst + 1], col [num_edges], number [num_edges], or None: the edge in entry e has number e. Result
@@ -182,7 +183,7 @@ def _cu_seqlens_fake(boundaries: Tensor, causal: bool = True, num_dst: Any = Non
     "cu_seqlens_to_csr(Tensor boundaries, bool causal=True, SymInt? num_dst=None) -> (Tensor rowptr, Tensor col)",
     _cu_seqlens_fake,
 )
-def cu_seqlens_to_csr(boundaries: Tensor, causal: bool = True, num_dst: Optional[int] = None) -> Csr:
+def cu_seqlens_to_csr(boundaries: Tensor, causal: bool = True, num_dst: int | None = None) -> Csr:
     """{(i, j) of one segment: j <= i if causal}, as CSR by destination, ordered by (i, j).
 
     boundaries [segments + 1] integers, running totals of the lengths from 0. num_dst, which is num_src too, defaults

@@ -1,0 +1,33 @@
+"""What every test starts from: seeds, two threads, and an Inductor cache of its own."""
+
+import os
+import tempfile
+
+import pytest
+
+# before torch reads it; caches do not key on what an operator's rules are
+_CACHE = tempfile.TemporaryDirectory(prefix="tiga_inductor_")
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = _CACHE.name
+
+import torch  # noqa: E402
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "gpu: needs a CUDA device")
+    torch.set_num_threads(2)
+
+
+def pytest_collection_modifyitems(items):
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_unconfigure(config):
+    _CACHE.cleanup()
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
