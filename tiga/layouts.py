@@ -5,6 +5,7 @@ need not know which it runs on. Blocks make inner products and weighted sums mat
 """
 from __future__ import annotations
 
+import math
 from typing import Any, Iterator, NamedTuple, Optional
 
 import torch
@@ -50,6 +51,12 @@ def _runs(rows: Tensor, count: int) -> Optional[tuple[Tensor, Tensor]]:
     rank[order] = torch.arange(rows.shape[0], device=rows.device) - (counts.cumsum(0) - counts)[rows[order]]
     many = (counts + RUN - 1) // RUN
     return (many.cumsum(0) - many)[rows] + rank // RUN, torch.repeat_interleave(torch.arange(counts.shape[0], device=rows.device), many)
+
+
+def pieces(rows: int, width: int) -> list[tuple[int, int]]:
+    """Ranges of rows, at least one, that hold no more than a quarter of BUDGET elements each where a row has `width`."""
+    step = max(1, BUDGET // max(1, 4 * width))
+    return [(a, min(a + step, rows)) for a in range(0, max(1, rows), step)]
 
 
 class Layout:
@@ -127,7 +134,14 @@ class Listed(Layout):
         return self.full(self.edge(x))
 
     def weighted(self, weight: Tensor, x: Any) -> Tensor:
-        return self.sum(weight * self.edge(x))
+        if not isinstance(x, Far):
+            return self.sum(weight * self.edge(x))
+        field, at = (x.tensor, self.src) if x.place == "src" else (x.tensor, self.dst)
+        total = field.new_zeros((self.rows[1] - self.rows[0], *torch.broadcast_shapes(weight.shape[1:], field.shape[1:])))
+        weight = self.full(weight)
+        for a, b in pieces(self.dst.shape[0], total[:1].numel()):
+            add_rows(total, self.dst[a:b], weight[a:b] * field[at[a:b]])
+        return total
 
     def only(self, x: Tensor) -> Tensor:
         return x
@@ -292,8 +306,16 @@ class Blocked(Layout):
         return x.flatten(0, 1) if self.mask is None else x[self.mask]
 
     def weighted(self, weight: Tensor, x: Any) -> Tensor:
-        out = self._contract(self.full(weight), x, "src")
-        return self.only(self.full(weight * self.edge(x))).sum(1) if out is None else out
+        weight, field = self.full(weight), self.edge(x)
+        out = self._contract(weight, x, "src")
+        if out is not None:
+            return out
+        parts = []
+        for a, b in pieces(weight.shape[0], math.prod(torch.broadcast_shapes(weight.shape[1:], field.shape[1:]))):
+            product = weight[a:b] * (field if field.shape[0] == 1 else field[a:b])
+            live = self._live(product)
+            parts.append((product if live is None else torch.where(live[a:b], product, 0)).sum(1))
+        return torch.cat(parts)
 
     def spread(self, y: Tensor) -> Tensor:
         return y.unsqueeze(1)

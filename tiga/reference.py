@@ -125,11 +125,19 @@ class _Run:
                 t = self.p.types[o]
                 if t.place == "edge" and o not in self.lazy:
                     alive[o] = self.numel(t)
-            extra = max([self.numel(self.p.types[a]) for a in line.args if a in self.p.types and self.p.types[a].place != "shared" and a not in self.lazy], default=0)
+            extra = max([self.numel(self.p.types[a]) for a in self.brought(line)], default=0)
             most = max(most, sum(alive.values()) + (2 * extra if line.op == "reduce" else 0))
             for a in [a for a in alive if self.last.get(a, -1) <= k and a not in self.p.returns]:
                 del alive[a]
         return most
+
+    def brought(self, line: Line) -> list[str]:
+        """Arguments that a fold holds at every edge: not what stays a product, nor a source's values under softmax, which are weighted in pieces."""
+        args = line.args[:1] if line.op == "reduce" and line.attrs[1] == "softmax" and self.place(line.args[1]) == "src" else line.args
+        return [a for a in args if self.place(a) not in ("", "shared") and a not in self.lazy]
+
+    def place(self, ref: str) -> str:
+        return self.p.types[ref].place if ref in self.p.types else ""
 
     def numel(self, t: Type) -> int:
         total = 2 if t.dtype in ("i64", "f64") else 1

@@ -1,0 +1,153 @@
+"""From source text to a launch: kernels are kept by content, plans are tried in order until one neither spills nor outgrows the chip."""
+from __future__ import annotations
+
+import functools
+import hashlib
+import linecache
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tiga import relations
+from tiga.codegen.emit_tiles import Emitter, Source
+from tiga.codegen.plan import Plan, plans
+from tiga.codegen.tiles import Pass
+from tiga.program import Program, evaluate_size
+
+
+@functools.lru_cache(4096)
+def load(text: str) -> Any:
+    """The jitted function of a source. The text stays readable: in tracebacks, and for whoever asks for the kernel's code."""
+    name = f"<tiga kernel {hashlib.sha256(text.encode()).hexdigest()[:12]}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+    scope: dict[str, Any] = {"__name__": "tiga.codegen.generated"}
+    exec(compile(text, name, "exec"), scope)                   # output of our own emitter, of a verified program
+    return scope["propagate"]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A pass with its source: what a program needs, whatever the sizes."""
+
+    work: Pass
+    source: Source
+    span: str
+
+
+def prepare(p: Program, work: Pass, reads_number: bool) -> Prepared:
+    rows = (work.owner == "dst") != p.reverse
+    if p.kind in ("dense", "triangular", "window"):
+        span = "band"
+    else:
+        double = p.kind == "intervals" and p.relation_tensors == 4
+        span = ("rows" if rows else "cols") + ("2" if double else "1")
+    return Prepared(work, Emitter(p, work, span, reads_number).source(), span)
+
+
+def launch(p: Program, ready: Prepared, fields: dict[str, Tensor], results: dict[str, Tensor], shapes: tuple, ints: tuple, relation: tuple, spans: Any) -> None:
+    """Run one pass: fields are the tensors its inputs name, results the tensors it fills."""
+    work, source = ready.work, ready.source
+    sizes = [evaluate_size(a, shapes, p.operands) if isinstance(a, tuple) else a for a in work.axes]
+    device = next(iter(fields.values())).device
+    num_dst, num_src = (ints[1], ints[0]) if p.reverse else (ints[0], ints[1])
+    own, other = (num_dst, num_src) if work.owner == "dst" else (num_src, num_dst)
+    heads = 1
+    for s in sizes:
+        heads *= s
+    if own == 0 or heads == 0:
+        return
+    args: list[Any] = []
+    for x in source.inputs:
+        t = fields[x.ref]
+        features = t.stride()[(0 if x.place == "shared" else 1):]
+        args += [t, 0 if x.place == "shared" else t.stride(0)]
+        args += [_stride(a, x.axes, features, t.shape[(0 if x.place == "shared" else 1):]) for a in work.axes]
+        if x.vector is not None:
+            args.append(features[-1])
+    for ref, axes, _ in source.outputs:
+        t = results[ref]
+        find = [x if not isinstance(x, tuple) else spans.find(x) for x in axes]
+        args += [t, t.stride(0), *[_stride(a, find, t.stride()[1:], t.shape[1:]) for a in work.axes]]
+    args += [*sizes, own, other, heads]
+    widths = [evaluate_size(v, shapes, p.operands) if isinstance(v, tuple) else v for v in source.vectors]
+    constants: list[int] = []
+    for w in widths:
+        constants += [w, max(16, 1 << (w - 1).bit_length())]
+    itemsize = max([fields[x.ref].element_size() for x in source.inputs if x.vector is not None], default=4)
+    fn = load(source.text)
+    for plan in plans(widths, itemsize, len(work.folds)):
+        if _try(fn, args, _relation_args(p, ready, plan, ints, relation, device), constants, plan, own, heads, device, itemsize):
+            return
+    raise RuntimeError("tiga: no plan of the tiles skeleton fits this device")
+
+
+_rejected: set[tuple] = set()
+
+
+def _try(fn: Any, args: list, spans: list, constants: list, plan: Plan, own: int, heads: int, device: Any, itemsize: int) -> bool:
+    key = (id(fn), plan, tuple(constants))
+    if key in _rejected:
+        return False
+    from triton.runtime.errors import OutOfResources
+    grid = (-(-own // plan.block_m) * heads,)
+    precision = "tf32" if itemsize == 4 and torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    try:
+        with torch.cuda.device(device) if device.type == "cuda" else _Nothing():
+            made = fn[grid](*args, *spans, *constants, plan.block_m, plan.block_n, precision, num_warps=plan.warps, num_stages=plan.stages)
+    except OutOfResources:
+        _rejected.add(key)
+        return False
+    if getattr(made, "n_spills", 0) and not plan.last:
+        _rejected.add(key)                                     # the result stands; the next call takes the next plan
+    return True
+
+
+class _Nothing:
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *error: Any) -> None:
+        return None
+
+
+def _stride(axis: Any, axes: Any, strides: Any, shape: Any) -> int:
+    for a, s, n in zip(axes, strides, shape):
+        if a == axis and n != 1:
+            return s
+    return 0
+
+
+def _relation_args(p: Program, ready: Prepared, plan: Plan, ints: tuple, relation: tuple, device: Any) -> list:
+    args: list[Any] = []
+    owners_are_rows = (ready.work.owner == "dst") != p.reverse
+    if ready.span == "band":
+        band = relations.RELATIONS[p.kind].band
+        assert band is not None
+        low, high = band(ints)
+        low, high = max(low, -(1 << 40)), min(high, 1 << 40)
+        args = [low, high] if owners_are_rows else [-high, -low]
+    else:
+        spans = relations.row_intervals(p.kind, ints, relation, 0, ints[0], device)
+        for start, stop in spans:
+            args += [start, stop]
+        if ready.span[:4] == "cols":
+            args += reach(spans, ints[1], plan.block_m)
+    if ready.source.reads_numbers:
+        args.append(relations.edge_offsets(p.kind, ints, relation, device))
+    return args
+
+
+def reach(spans: tuple, num_src: int, block: int) -> list[Tensor]:
+    """For each tile of sources the range of rows that may reach it: exact where starts and stops grow with the row, else wider. O(rows)."""
+    start = torch.stack([torch.where(s < e, s, num_src) for s, e in spans]).amin(0)
+    stop = torch.stack([torch.where(s < e, e, 0) for s, e in spans]).amax(0)
+    if start.shape[0] == 0:
+        tiles = -(-num_src // block)
+        return [start.new_zeros(tiles), start.new_zeros(tiles)]
+    edge = torch.arange(0, max(num_src, 1), block, device=start.device)
+    low = torch.searchsorted(stop.cummax(0).values, edge, right=True)
+    falling = start.flip(0).cummin(0).values.flip(0)
+    high = torch.searchsorted(falling, edge + block)
+    return [low, high]
