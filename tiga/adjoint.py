@@ -217,6 +217,8 @@ class _Adjoint(_Derivation):
                 at[c.type.place] = c if held is None else held + c
         for c in at.values():
             if c is not None:
+                if place == "shared" and c.type.place == "edge":
+                    c = self.builder.fold_edges("dst", c)          # a row first: then no edge value outlives its tile
                 part = self.builder.fold_edges(place, c)
                 home = part if home is None else home + part
         return home
@@ -254,11 +256,18 @@ class _Adjoint(_Derivation):
             c = rule(g)
             if c is None:
                 continue
-            if row.elementwise or line.op == "expand_like":
-                c = self.builder.fold(self.full_rank(c, out), out, x)
             if x.type.place != out.type.place != c.type.place:
                 c = c.emit("spread", out.type.place)
+            if row.elementwise or line.op == "expand_like":
+                c = self.full_rank(c, out)
+                if x.type.place in ("src", "dst") and c.type.place == "edge" and self.narrower(x, out):
+                    c = self.builder.fold_edges(x.type.place, c)   # edges first: what is left is work on nodes
+                c = self.builder.fold(c, out, x)
             self.add(ref, c)
+
+    def narrower(self, x: Value, out: Value) -> bool:
+        missing = len(out.type.sizes) - len(x.type.sizes)
+        return missing > 0 or any(is_one(a) and not is_one(b) for a, b in zip(x.type.sizes, out.type.sizes))
 
     def reduce_line(self, line: Line) -> None:
         place, name = line.attrs
@@ -275,6 +284,9 @@ class _Adjoint(_Derivation):
             rows = own if place == "shared" else "edge"            # a node's field folded over edges counts once an edge
             if c.type.place != rows and (own != "edge" or place == "shared"):
                 c = c.emit("spread", rows)
+            x = self.values[ref]
+            if place != "shared" and self.narrower(x, c):
+                c = self.builder.fold(self.builder.fold_edges(own, c) if own in ("src", "dst") else c, c, x)
             self.add(ref, c)
 
     def scan_line(self, line: Line) -> None:

@@ -16,7 +16,7 @@ from tiga.relations import is_implicit
 
 KERNEL_LEVELS = ("iter", "kernel", "ttir", "ttgir", "ptx")
 SPELLINGS = {"kernel_ttir": "ttir", "gf.kernel.ttir": "ttir"}
-LOWERINGS = {"interpret-blocked": "composite-blocked", "interpret-listed": "composite-listed", "": "composite"}
+LOWERINGS = {"interpret-blocked": "composite-blocked", "interpret-listed": "composite-listed", "launch-tiles": "tiles", "": "composite"}
 MOST_VARIANTS = 256
 
 
@@ -30,8 +30,15 @@ class Explanation(str):
 class Artifacts(Mapping[str, str]):
     """Texts by level. A level that was not made raises TigaError saying why."""
 
-    def __init__(self, programs: tuple[str, ...]) -> None:
+    def __init__(self, programs: tuple[str, ...], sources: tuple[str, ...] = ()) -> None:
         self._texts = {"domain": "\n\n".join(programs)}
+        if sources:
+            from tiga.codegen.launch import compiled_text
+            self._texts["kernel"] = "\n\n".join(sources)
+            for level in ("ttir", "ttgir", "ptx"):
+                texts = [compiled_text(source, level) for source in sources]
+                if all(texts):
+                    self._texts[level] = "\n\n".join(texts)
 
     def __getitem__(self, level: str) -> str:
         name = SPELLINGS.get(level, level)
@@ -39,7 +46,8 @@ class Artifacts(Mapping[str, str]):
             return self._texts[name]
         if name in KERNEL_LEVELS:
             raise TigaError(f"level {level!r}: the composite path makes none, it runs torch operations and generates "
-                            "no kernel.\n  Read 'domain', the program itself.")
+                            "no kernel.\n  Read 'domain', the program itself.") if "kernel" not in self._texts else TigaError(
+                                f"level {level!r} is not made by the tiles skeleton. Read {', '.join(map(repr, self._texts))}.")
         kernels = ", ".join(map(repr, KERNEL_LEVELS))
         raise TigaError(f"level {level!r} is unknown. Levels: 'domain', and of kernels {kernels}.")
 
@@ -79,7 +87,7 @@ class Variant:
     @property
     def artifacts(self) -> Artifacts:
         """Texts by level: "domain" is the program, or the programs one after another."""
-        return Artifacts(self.programs)
+        return Artifacts(self.programs, tuple([text for run in self.runs for text in run.sources]))
 
     @property
     def passes(self) -> tuple[str, ...]:
@@ -146,7 +154,7 @@ def explain(module: Any) -> Explanation:
     rows = [
         f"### {name}",
         f"backend: {v.device}",
-        f"provider: torch@{torch.__version__}",
+        f"provider: {_provider(v)}",
         f"lowering: {_lowering(v)}",
         f"passes: {', '.join(v.passes)}",
         f"provider cache key: {v.key}",
@@ -156,6 +164,13 @@ def explain(module: Any) -> Explanation:
         f"variant cache: hits={v.hits}, misses={v.misses}",
     ]
     return Explanation("\n".join([*rows, *_programs(v)]))
+
+
+def _provider(v: Variant) -> str:
+    if any(run.sources for run in v.runs):
+        import triton
+        return f"triton-nvidia@{triton.__version__}"
+    return f"torch@{torch.__version__}"
 
 
 def _lowering(v: Variant) -> str:
@@ -174,8 +189,8 @@ def _unknown(v: Variant) -> list[str]:
 
 def _remarks(v: Variant) -> list[str]:
     found = []
-    if v.device == "cuda":
-        found.append("[provider] composite path on CUDA: no kernel is generated in this version; correct, not fused")
+    if v.device == "cuda" and not all(run.sources for run in v.runs):
+        found.append("[provider] composite path on CUDA: no kernel fits; correct, not fused. The warning at the first call says why")
     found.append(_relation(v.programs[0]))
     if len(v.programs) > 1:
         found.append(f"[planning] {len(v.programs)} programs, each a pass over the edges: "
@@ -201,6 +216,8 @@ def _relation(program: str) -> str:
 def _visits(run: Run) -> list[str]:
     if not run.visit:
         return ["no edge was visited"]
+    if run.sources:
+        return [f"{len(run.sources)} kernel{'s' * (len(run.sources) != 1)}; no score and no weight of a pair was materialized"]
     # the planner counts elements of 4 bytes, 8-byte ones twice
     held, limit = run.most * run.width, _size(4 * layouts.BUDGET)
     why = f"limit {limit}, however many edges"

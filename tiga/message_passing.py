@@ -42,16 +42,16 @@ class MessagePassing(nn.Module):
 
     def forward(self, graph: Graph, src: Optional[dict] = None, dst: Optional[dict] = None, edge: Optional[dict] = None, **uniform: Any) -> Any:
         if torch.compiler.is_compiling():
-            return self._trace(graph, src or {}, dst or {}, edge or {}, uniform).run()
+            return self._trace(graph, given(src), given(dst), given(edge), uniform).run()
         with passes.Record() as record:
-            traced = self._trace(graph, src or {}, dst or {}, edge or {}, uniform)
+            traced = self._trace(graph, given(src), given(dst), given(edge), uniform)
             result = traced.run()
         self._remember(traced, record)
         return result
 
     def lower(self, graph: Graph, src: Optional[dict] = None, dst: Optional[dict] = None, edge: Optional[dict] = None, **uniform: Any) -> Call:
         """The arguments of torch.ops.tiga.propagate for this call: (program, tensors, ints, scalars)."""
-        traced = self._trace(graph, src or {}, dst or {}, edge or {}, uniform)
+        traced = self._trace(graph, given(src), given(dst), given(edge), uniform)
         if len(traced.stages) > 1:
             raise TigaError(f"{type(self).__name__}.edge reads a finished fold on its edges, so it is {len(traced.stages)} programs, one after another; "
                             "lower() gives the call of one. Call the module, and see them with ir('domain').")
@@ -94,6 +94,11 @@ class MessagePassing(nn.Module):
         """What the last call compiled to: key, artifacts by level, cache hits and misses."""
         from tiga.explain import last_variant
         return last_variant(self)
+
+
+def given(fields: Any) -> Any:
+    """No fields where none were given; anything else is looked at by check_fields."""
+    return {} if fields is None else fields
 
 
 class Traced:
@@ -250,7 +255,7 @@ def check_fields(name: str, graph: Any, src: Any, dst: Any, edge: Any) -> None:
             if t.dtype not in NAMES:
                 raise TypeError(f"{name}: {place} field {key!r} is {t.dtype}; programs compute with {', '.join(NAMES.values())}.")
             if rows is not None and t.shape[0] != rows:
-                more = ""
+                more = f" Build the graph for {sized(t.shape[0])} {noun}, or give a field of {sized(rows)} rows."
                 if place == "edge":
                     more = "\n  Edge fields are numbered by destination, then source; for a graph made by from_edge_index, in the order you gave the edges."
                 raise TigaError(f"{name} on {describe(graph)}: {place} field {key!r} has {sized(t.shape[0])} rows, but the graph has {sized(rows)} {noun}.{more}")

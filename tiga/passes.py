@@ -19,6 +19,8 @@ PASSES = {
     "check": "shapes, dtypes and devices were compared with the program's head",
     "interpret-blocked": "edges visited as blocks of pairs",
     "interpret-listed": "edges visited as a list",
+    "emit-tiles": "kernel source was written: tiles of destinations by sources",
+    "launch-tiles": "edges ran in kernels of the tiles skeleton, one for each direction of folding",
     "inner-products-as-matmul": "sums of source times destination ran as matrix products",
     "weighted-sums-as-matmul": "folds of weight times field ran as matrix products",
     "segment-scan": "a reducer's own combine swept each segment edge by edge",
@@ -37,11 +39,12 @@ class Run:
     most, visited: pairs held at once and in all; width: elements of edge values a pair.
     """
 
-    __slots__ = ("most", "names", "program", "ranges", "visit", "visited", "width")
+    __slots__ = ("most", "names", "program", "ranges", "sources", "visit", "visited", "width")
 
     def __init__(self, program: str) -> None:
         self.program, self.visit = program, ""
         self.names: set[str] = set()
+        self.sources: tuple[str, ...] = ()                     # of the kernels that were launched
         self.ranges = self.most = self.visited = self.width = 0
 
 
@@ -107,6 +110,16 @@ def visited(name: str, pairs: int, width: int) -> None:
         run.ranges += 1
         run.visited += pairs
         run.most = max(run.most, pairs)
+
+
+def launched(name: str, sources: tuple[str, ...]) -> None:
+    """The edges of a program ran in kernels of these sources."""
+    COUNTS[name] += 1
+    record = _here.record
+    if record is not None and record.runs:
+        run = record.runs[-1]
+        run.names.add(name)
+        run.visit, run.sources = name, sources
 
 
 def derived(name: str, program: str) -> None:

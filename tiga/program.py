@@ -28,7 +28,7 @@ from tiga.types import DTYPES, PLACES, Dim, Total, Type, broadcast_sizes, comput
 
 VERSION = "tiga/1"
 KINDS = ("dense", "triangular", "window", "blocks", "intervals", "csr")
-MAX_LINES, MAX_RANK, MAX_TEXT = 20_000, 16, 4_000_000
+MAX_LINES, MAX_RANK, MAX_TEXT, MAX_WEIGHT = 20_000, 16, 4_000_000, 512
 FLAGS = ("position", "number")           # position: autocast leaves it alone; number: a Python number carried as a 0-d float64 tensor
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z", re.ASCII)
@@ -245,6 +245,8 @@ class _Reader:
             raise TigaError(f"{ref} is defined twice")
         if len(t.sizes) > MAX_RANK:
             raise TigaError(f"{ref} has {len(t.sizes)} feature dimensions; at most {MAX_RANK}")
+        if any(_weight(size) > MAX_WEIGHT for size in t.sizes):
+            raise TigaError(f"a size of {ref} is made of more than {MAX_WEIGHT} others")
         self.types[ref] = t
 
     def read_operand(self, words: list[str], row: str) -> None:
@@ -383,6 +385,11 @@ class _Reader:
 
 
 _RELATION_TENSORS = {"dense": (0,), "triangular": (0,), "window": (0,), "blocks": (4,), "intervals": (2, 4), "csr": (2, 3)}
+
+
+def _weight(size: Any) -> int:
+    """How many sizes a size is computed from: shared ones count again, so that whoever walks the expression is done soon."""
+    return sum([_weight(part) for part in size.parts]) if isinstance(size, Total) else 1
 
 
 def _small(word: str) -> int:

@@ -19,7 +19,7 @@ Results = tuple
 
 @dataclass(frozen=True)
 class ReducerRow:
-    """places: where it may fold to. keeps: the names of its results; the first is the value."""
+    """A cotangent may be wider than its argument, where that was broadcast: the caller sums it down. places: where it may fold to. keeps: the names of its results; the first is the value."""
 
     name: str
     arity: int
@@ -124,7 +124,7 @@ def _softmax_adjoint(b, place, args, results, grads):
     if grad_lse is not None:
         delta = -grad_lse if delta is None else delta - grad_lse
     change = None if delta is None else -delta if inner is None else inner - delta
-    return (None if change is None else weight * change, None if grad is None else b.fold(weight * grad, out, value))
+    return (None if change is None else weight * change, None if grad is None else weight * grad)
 
 
 def _softmax_tangent(b, place, args, results, tangents):

@@ -23,21 +23,20 @@ def load_scalars(base, rows, stride_row, num_rows):
 def weighted(weight, live, x, base, first, stride_row, stride_feature, num_rows, D: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr):
     """[M, D]: sum over the second dimension of weight * x where an edge is live. A weight of 0 lets no inf or nan through.
 
-    x are the rows from `first`, already loaded; only if they hold a value that is not finite are they visited one by one.
+    x are the rows from `first`, already loaded; only if they hold a value that is not finite are they visited again, one by one.
     """
-    wide = x.to(tl.float32)
-    if tl.max(tl.max(tl.where(tl.abs(wide) < float("inf"), 0, 1), 1), 0) == 0:
-        out = tl.dot(weight.to(x.dtype), x, input_precision=PRECISION)
-    else:
-        out = tl.zeros([weight.shape[0], BLOCK_D], tl.float32)
+    finite = tl.abs(x.to(tl.float32)) < float("inf")
+    out = tl.dot(weight.to(x.dtype), tl.where(finite, x, 0.0), input_precision=PRECISION)
+    if tl.min(tl.min(finite.to(tl.int32), 1), 0) == 0:
         cols = tl.arange(0, weight.shape[1])
         d = tl.arange(0, BLOCK_D)
-        for n in range(0, weight.shape[1]):
+        for n in tl.range(0, weight.shape[1], num_stages=1):
             w = tl.sum(tl.where((cols == n)[None, :], weight, 0.0), 1)
             on = tl.max(tl.where((cols == n)[None, :] & live, 1, 0), 1)
             row = (first + n).to(tl.int64)
             values = tl.load(base + row * stride_row + d * stride_feature, mask=(d < D) & (row < num_rows), other=0.0).to(tl.float32)
-            out += tl.where((on == 1)[:, None] & (d < D)[None, :], w[:, None] * values[None, :], 0.0)
+            odd = (tl.abs(values) < float("inf")) == 0
+            out += tl.where((on == 1)[:, None] & odd[None, :], w[:, None] * values[None, :], 0.0)
     return out
 
 

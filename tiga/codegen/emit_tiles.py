@@ -166,12 +166,12 @@ class Emitter:
 
     def loop(self, masked: bool) -> None:
         if masked and self.span in ("band", "rows1", "rows2"):
-            self.put(1, "for step in tl.range(0, all_steps):                       # tiles that hold pairs which are no edges")
+            self.put(1, "for step in tl.range(0, all_steps, num_stages=1):                       # tiles that hold pairs which are no edges")
             second = "begin2 + (step - steps) * BLOCK_N" if self.span == "rows2" else "inner_end + (step - steps) * BLOCK_N"
             self.put(2, f"at = tl.where(step < steps, begin + step * BLOCK_N, {second})")
         else:
             low, high = ("begin", "end") if masked else ("inner_begin", "inner_end")
-            self.put(1, f"for at in tl.range({low}, {high}, BLOCK_N):" + ("" if masked else "                       # tiles of edges only"))
+            self.put(1, f"for at in tl.range({low}, {high}, BLOCK_N{', num_stages=1' if masked else ''}):" + ("" if masked else "                       # tiles of edges only"))
         self.put(2, "other = at + tl.arange(0, BLOCK_N)")
         for x in self.work.inputs:
             if x.place not in (self.work.owner, "shared", "edge"):
@@ -193,7 +193,7 @@ class Emitter:
     def mask(self) -> None:
         bounds = "(own < num_own)[:, None] & (other < num_other)[None, :]"
         if self.span == "band":
-            self.put(2, "apart = other[None, :].to(tl.int64) - own[:, None]")
+            self.put(2, "apart = other[None, :] - own[:, None]")
             self.put(2, f"live = (apart >= low) & (apart <= high) & {bounds}")
         elif self.span == "rows1":
             self.put(2, f"live = (other[None, :] >= row_start[:, None]) & (other[None, :] < row_stop[:, None]) & {bounds}")
@@ -247,7 +247,8 @@ class Emitter:
         if out in self.work.inners:
             src, dst = self.work.inners[out]
             own, other = (dst, src) if self.work.owner == "dst" else (src, dst)
-            a, b = (self.names[x.ref, True] + "_v" for x in (own, other))
+            wide = "" if own.dtype == other.dtype else ".to(tl.float32)"
+            a, b = (self.names[x.ref, True] + "_v" + wide for x in (own, other))
             self.put(2, f"{name} = tl.dot({a}, tl.trans({b}), input_precision=PRECISION)   # {line.op} {' '.join(line.args)}")
         elif line.op in ("unsqueeze", "squeeze", "spread"):
             self.body[out] = self.scalar(line.args[0])

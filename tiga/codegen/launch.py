@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tiga import relations
+from tiga import passes, relations
 from tiga.codegen.emit_tiles import Emitter, Source
 from tiga.codegen.plan import Plan, plans
 from tiga.codegen.tiles import Pass
@@ -43,6 +43,7 @@ def prepare(p: Program, work: Pass, reads_number: bool) -> Prepared:
     else:
         double = p.kind == "intervals" and p.relation_tensors == 4
         span = ("rows" if rows else "cols") + ("2" if double else "1")
+    passes.ran("emit-tiles")
     return Prepared(work, Emitter(p, work, span, reads_number).source(), span)
 
 
@@ -78,15 +79,22 @@ def launch(p: Program, ready: Prepared, fields: dict[str, Tensor], results: dict
     itemsize = max([fields[x.ref].element_size() for x in source.inputs if x.vector is not None], default=4)
     fn = load(source.text)
     for plan in plans(widths, itemsize, len(work.folds)):
-        if _try(fn, args, _relation_args(p, ready, plan, ints, relation, device), constants, plan, own, heads, device, itemsize):
+        if _try(source.text, fn, args, _relation_args(p, ready, plan, ints, relation, device), constants, plan, own, heads, device, itemsize):
             return
     raise RuntimeError("tiga: no plan of the tiles skeleton fits this device")
 
 
 _rejected: set[tuple] = set()
+_compiled: dict[str, Any] = {}
 
 
-def _try(fn: Any, args: list, spans: list, constants: list, plan: Plan, own: int, heads: int, device: Any, itemsize: int) -> bool:
+def compiled_text(source: str, level: str) -> str:
+    """ttir, ttgir or ptx of a kernel that was launched; "" under Triton's interpreter, which compiles nothing."""
+    made = _compiled.get(source)
+    return made.asm.get(level, "") if made is not None else ""
+
+
+def _try(text: str, fn: Any, args: list, spans: list, constants: list, plan: Plan, own: int, heads: int, device: Any, itemsize: int) -> bool:
     key = (id(fn), plan, tuple(constants))
     if key in _rejected:
         return False
@@ -99,6 +107,8 @@ def _try(fn: Any, args: list, spans: list, constants: list, plan: Plan, own: int
     except OutOfResources:
         _rejected.add(key)
         return False
+    if made is not None:
+        _compiled[text] = made
     if getattr(made, "n_spills", 0) and not plan.last:
         _rejected.add(key)                                     # the result stands; the next call takes the next plan
     return True
@@ -126,7 +136,7 @@ def _relation_args(p: Program, ready: Prepared, plan: Plan, ints: tuple, relatio
         band = relations.RELATIONS[p.kind].band
         assert band is not None
         low, high = band(ints)
-        low, high = max(low, -(1 << 40)), min(high, 1 << 40)
+        low, high = max(low, -(1 << 30)), min(high, 1 << 30)       # beyond any size; int32 keeps the mask in half the registers
         args = [low, high] if owners_are_rows else [-high, -low]
     else:
         spans = relations.row_intervals(p.kind, ints, relation, 0, ints[0], device)

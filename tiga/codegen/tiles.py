@@ -10,7 +10,7 @@ from typing import Any, Optional
 
 from tiga.primitives import PRIMITIVES
 from tiga.program import Line, Program, read_number
-from tiga.types import is_one
+from tiga.types import Total, is_one
 
 ELEMENTWISE = ("add", "sub", "mul", "div", "maximum", "minimum", "neg", "abs", "sign", "floor", "ceil", "exp", "exp2", "log", "log2", "sqrt", "norm", "rsqrt", "sin",
                "cos", "tanh", "sigmoid", "erf", "relu", "lt", "le", "eq", "ne", "and", "or", "xor", "not", "isnan", "isinf", "isfinite", "where")
@@ -58,7 +58,8 @@ class Analysis:
         self.p, self.lazy = p, lazy
         self.parent: dict[Any, Any] = {}
         for a, b in p.conditions:
-            self.union(a, b)
+            if not (isinstance(b, Total) and b.rule == "at least"):
+                self.union(a, b)
         self.uses_number = False
 
     def find(self, size: Any) -> Any:
@@ -136,8 +137,9 @@ class Analysis:
                 if self.place(field) == far and at and at[-1] != 1 and (not w or w[-1] == 1):
                     self.scalar(weight)
                     return Fold(line, weight, self.vector(field))
-            if any(a != 1 for a in self.axes(arg)[-1:]):
-                raise Refused("a product with a vector on the edge that is no weighted sum")
+            for a in self.p.definitions[arg].args:             # feature by feature
+                self.scalar(a)
+            return Fold(line, None, None)
         if self.place(arg) == far and self.axes(arg) and self.axes(arg)[-1] != 1:
             return Fold(line, None, self.vector(arg))
         self.scalar(arg)
@@ -199,8 +201,6 @@ class Analysis:
         if at[0][-1:] != at[1][-1:] or not at[0] or at[0][-1] == 1:
             raise Refused("an inner product of different sizes")
         pair = {place: self.vector(a) for place, a in zip(places, args)}
-        if pair["src"].dtype != pair["dst"].dtype:
-            raise Refused("an inner product of different dtypes")
         self.inners[line.outs[0]] = (pair["src"], pair["dst"])
 
 

@@ -1,21 +1,23 @@
-"""Everything that touches torch._inductor. Deletable: without this folder the operator is opaque to Inductor and all else is the same."""
+"""Everything that touches torch._inductor. Deletable: without it the operator is opaque to Inductor, no more."""
+
 from __future__ import annotations
 
 import sys
 import warnings
-from typing import Callable
+from collections.abc import Callable
 
 HOOKS: tuple[Callable[[], None], ...] = ()
-"""What tiga registers with Inductor, each once. None in this version: the operator is a call that Inductor leaves where it is."""
+"""What tiga registers with Inductor, each once. None in this version: Inductor leaves the operator where it is."""
 
 _installed = False
 
 
 def install() -> None:
-    """Run the hooks, once, as soon as Inductor is there; called whenever the operator meets a fake tensor, so that eager users never import it.
+    """Run the hooks, once, as soon as Inductor is there.
 
-    The user's configuration is neither read nor written. Inductor's hooks are private: where one is missing, this warns once, and the operator
-    stays opaque - correct, not fused.
+    Called whenever the operator meets a fake tensor, so that eager users never import Inductor. The user's
+    configuration is neither read nor written. Inductor's hooks are private: where one is missing, this warns once, and
+    the operator stays opaque - correct, not fused.
     """
     global _installed
     if _installed or "torch._inductor.compile_fx" not in sys.modules:
@@ -25,4 +27,8 @@ def install() -> None:
         for hook in HOOKS:
             hook()
     except (ImportError, AttributeError, TypeError) as e:
-        warnings.warn(f"tiga: this version of Inductor lacks a hook ({e}); compiled programs are right, but not fused with their neighbours.", stacklevel=2)
+        warnings.warn(
+            f"tiga: this version of Inductor lacks a hook ({e}); compiled programs are right, but not fused with their "
+            "neighbours.",
+            stacklevel=2,
+        )

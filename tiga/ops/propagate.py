@@ -7,6 +7,7 @@ Outputs are contiguous whatever the inputs' strides. The gradient is propagate a
 """
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any, Optional, Sequence
 
@@ -55,8 +56,19 @@ def check(p: Program, tensors: Sequence[Tensor], ints: Sequence[Any], scalars: S
     for t in tensors[len(p.operands):]:
         if t.device != device:
             raise TigaError(f"the graph's tensors are on {t.device}, {p.operands[0].place} field {p.operands[0].name!r} on {device}. Move the graph with graph.to(...).")
+        if t.dim() != 1 or t.dtype not in (torch.int32, torch.int64):
+            raise TigaError(f"tiga::propagate: a {p.kind} relation's tensors are lists of int32 or int64; one is {t.dtype} with {t.dim()} dimensions.")
     _check_sizes(p, tensors)
     passes.ran("check")
+
+
+def check_relation(p: Program, relation: Sequence[Tensor], ints: Sequence[int]) -> None:
+    """The lengths of the relation's tensors; asked where they run only, so that no compiler is given an equality between sizes."""
+    lengths = tuple([t.shape[0] for t in relation])
+    wanted = {"csr": (ints[0] + 1, *[lengths[1]] * (len(lengths) - 1)), "intervals": (ints[0],) * len(lengths),
+              "blocks": (lengths[-1] + 1,) * 2 + (lengths[-1],) * 2}[p.kind] if lengths else ()
+    if lengths != wanted:
+        raise TigaError(f"tiga::propagate: a {p.kind} relation of {ints[0]} by {ints[1]} has tensors of lengths {wanted}; {lengths} were given.")
 
 
 _ROWS = {"dst": "destinations", "src": "sources", "edge": "edges"}
@@ -131,13 +143,19 @@ def composite(program: str, tensors: list[Tensor], ints: list[int], scalars: lis
     passes.running(program)
     p = parse(program)
     check(p, tensors, ints, scalars)
+    check_relation(p, tensors[len(p.operands):], ints)
     _check_edges(p, tensors, ints)
     outputs = allocate(p, tensors, ints)
     if tensors[0].device.type == "cuda":
+        from tiga.ops import tiles                             # Triton is imported where a kernel runs, not before
+        _, kernels, reason = tiles.planned(p)
+        if kernels:
+            tiles.run(p, tensors, ints, scalars, outputs)
+            return outputs
         if torch.cuda.is_current_stream_capturing():
-            raise TigaError("the composite path reads sizes of its ranges on the host, so it cannot be captured into a CUDA graph. "
-                            "No kernel is available for this program in this version.")
-        _warn_composite()
+            raise TigaError("the composite path reads sizes of its ranges on the host, so it cannot be captured into a CUDA graph, and no kernel "
+                            f"fits this program: {reason}.")
+        _warn_composite(reason)
     interpret(p, tensors, ints, scalars, outputs)
     return outputs
 
@@ -157,11 +175,11 @@ def _check_edges(p: Program, tensors: Sequence[Tensor], ints: Sequence[int]) -> 
 _warned: set[str] = set()
 
 
-def _warn_composite() -> None:
-    if "composite" not in _warned:
-        _warned.add("composite")
-        warnings.warn("tiga: programs run on CUDA through torch operations, range by range (correct, not fused): no kernel is available for them "
-                      f"in this version. Edge values of about {BUDGET * 4 >> 20} MiB are materialised at a time.", stacklevel=2)
+def _warn_composite(reason: str) -> None:
+    if reason not in _warned:
+        _warned.add(reason)
+        warnings.warn(f"tiga: no kernel fits this program ({reason}): it runs on CUDA through torch operations, range by range - correct, not fused. "
+                      f"Edge values of about {BUDGET * 4 >> 20} MiB are materialised at a time.", stacklevel=2)
 
 
 def fake(program: str, tensors: list[Tensor], ints: list[Any], scalars: list[float]) -> list[Tensor]:
@@ -189,17 +207,27 @@ def derived_call(d: Derived, p: Program, tensors: Sequence[Tensor], extra: dict[
     return _op(d.text, [*chosen, *tensors[len(p.operands):]], list(ints), [scalars[k] for k in d.scalars])
 
 
+@functools.lru_cache(8192)
+def _kept(program: str) -> tuple[int, ...]:
+    """The outputs of an augmented program that its derivatives read."""
+    return tuple(sorted(set(saved_outputs(parse(program)).values())))
+
+
 class _Propagate(_SingleLevelFunction):
     @staticmethod
     def forward(ctx: Any, program: str, ints: list, scalars: list, *tensors: Tensor) -> tuple[Tensor, ...]:
-        # both modes are off in here; an inner functorch level must see them on, or it builds no graph and carries no tangent
-        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), torch._C._AutoDispatchBelowAutograd():
-            outputs = tuple(_op(program, list(tensors), ints, scalars))
+        with torch._C._AutoDispatchBelowAutograd():
+            if torch._C._are_functorch_transforms_active():
+                # both modes are off in here; an inner functorch level must see them on, or it builds no graph and carries no tangent
+                with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+                    outputs = tuple(_op(program, list(tensors), ints, scalars))
+            else:
+                outputs = tuple(_op(program, list(tensors), ints, scalars))
         ctx.call = (program, ints, scalars)
-        p = parse(program)
-        keep = set(saved_outputs(p).values())
-        ctx.kept = tuple(sorted(keep))
-        ctx.mark_non_differentiable(*[o for o in outputs if not o.is_floating_point()])
+        ctx.kept = _kept(program)
+        integers = [o for o in outputs if not o.is_floating_point()]
+        if integers:
+            ctx.mark_non_differentiable(*integers)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *[outputs[k] for k in ctx.kept])
         ctx.save_for_forward(*tensors, *[outputs[k] for k in ctx.kept])
@@ -234,8 +262,12 @@ class _Propagate(_SingleLevelFunction):
         result: list[Optional[Tensor]] = [None] * len(p.returns)
         if d.returns:
             extra = {i: tangents[3 + i] for i in moving}
-            for k, t in zip(d.returns, derived_call(d, p, tensors, extra, _Lookup(kept), ints, scalars)):                 # type: ignore[arg-type]
-                result[k] = t                                   # type: ignore[index]
+            # forward mode is off in here; an outer level must see it on, and this level's own tangents are not to be seen again
+            with forward_ad._set_fwd_grad_enabled(True):
+                tensors = tuple([forward_ad.unpack_dual(t).primal for t in tensors])
+                kept = {k: forward_ad.unpack_dual(t).primal for k, t in kept.items()}
+                for k, t in zip(d.returns, derived_call(d, p, tensors, extra, _Lookup(kept), ints, scalars)):             # type: ignore[arg-type]
+                    result[k] = t                               # type: ignore[index]
         return tuple(result)
 
 

@@ -7,10 +7,11 @@ from typing import Any, Sequence
 import torch
 from torch import Tensor
 
+from tiga import passes
 from tiga.codegen.launch import Prepared, launch, prepare
 from tiga.codegen.tiles import Analysis, Refused
 from tiga.program import Line, Program, evaluate_size
-from tiga.reference import _LEADS, _Run, _schedule
+from tiga.reference import _fold_rows, _Run, _schedule
 from tiga.relations import is_implicit
 from tiga.types import DTYPES, compute_dtype
 
@@ -62,6 +63,7 @@ class _Tiles(_Run):
             self.node(line, whole)
         for k in kernels:
             self.edges(k, analysis)
+        passes.launched("launch-tiles", tuple([k.source.text for k in kernels]))
         for line in late:
             self.node(line, whole)
         for out, ref in zip(self.outputs, p.returns):
@@ -79,14 +81,14 @@ class _Tiles(_Run):
 
     def fold_all(self, line: Line, whole: Any) -> Tensor:
         """A sum over nodes: no edge takes part."""
-        from tiga.reference import _fold_rows
         return _fold_rows(line, [self.value(a, whole) for a in line.args], self.p, self.zeros(line.outs[0]))
 
     def edges(self, ready: Prepared, analysis: Any) -> None:
         fields = {}
         for x in ready.source.inputs:
             held = self.here.get(x.ref)
-            fields[x.ref] = held if held is not None else self.fields[x.ref]
+            t = held if held is not None else self.fields[x.ref]
+            fields[x.ref] = t.to(DTYPES[x.dtype]) if x.vector is not None else t      # matrix products read 16 bits where the program says so
         results = {}
         rows = self.num_dst if ready.work.owner == "dst" else self.num_src
         for f in ready.work.folds:
@@ -97,6 +99,3 @@ class _Tiles(_Run):
         launch(self.p, ready, fields, results, self.shapes, self.ints, self.relation, analysis)
         for o, x in results.items():
             (self.here if ready.work.owner == "dst" else self.fields)[o] = x
-
-
-__all__ = ["planned", "run", "_LEADS"]
