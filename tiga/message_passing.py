@@ -12,7 +12,7 @@ from tiga import passes
 from tiga.errors import TigaError, TraceError
 from tiga.graph import Graph
 from tiga.ops.propagate import _op as propagate
-from tiga.trace import Fields, Lists, Stage, Sym, Tracer, stages
+from tiga.trace import Fields, Stage, Sym, Tracer, stages
 from tiga.types import NAMES
 
 
@@ -67,8 +67,7 @@ class MessagePassing(nn.Module):
         for name, value in uniform.items():
             arguments[name] = uniform_argument(tracer, name, value)
         if torch.compiler.is_compiling():
-            with Lists():
-                result = self.edge(*places, **arguments)
+            result = self.edge(*places, **arguments)
         else:
             result = located(self, places, arguments)
             warn_unread(type(self), places)

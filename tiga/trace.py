@@ -8,7 +8,6 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from tiga import passes
 from tiga.builder import MEMO_SIZE, WEAK_FLOAT, Builder, Value
@@ -162,13 +161,6 @@ class _Method:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         from tiga.functions import call
         return call(self.sym.builder, self.name, (self.sym, *args), kwargs)
-
-
-class Lists(TorchFunctionMode):
-    """Tuples of values as lists: Dynamo looks for traced values in lists only."""
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
-        return func(*[list(a) if isinstance(a, tuple) else a for a in args], **(kwargs or {}))
 
 
 def tracer_of(args: Any) -> "Tracer":

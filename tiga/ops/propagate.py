@@ -264,8 +264,8 @@ class _Propagate(_SingleLevelFunction):
             extra = {i: tangents[3 + i] for i in moving}
             # forward mode is off in here; an outer level must see it on, and this level's own tangents are not to be seen again
             with forward_ad._set_fwd_grad_enabled(True):
-                tensors = tuple([forward_ad.unpack_dual(t).primal for t in tensors])
-                kept = {k: forward_ad.unpack_dual(t).primal for k, t in kept.items()}
+                tensors = tuple([_dual(t)[0] for t in tensors])
+                kept = {k: _dual(t)[0] for k, t in kept.items()}
                 for k, t in zip(d.returns, derived_call(d, p, tensors, extra, _Lookup(kept), ints, scalars)):             # type: ignore[arg-type]
                     result[k] = t                               # type: ignore[index]
         return tuple(result)
@@ -291,10 +291,14 @@ def autograd(program: str, tensors: list[Tensor], ints: list[int], scalars: list
 
 
 def _has_tangent(tensors: Sequence[Tensor]) -> bool:
-    # a compiler that traces enters dual levels without telling forward_ad
     if forward_ad._current_level < 0 and not torch._C._are_functorch_transforms_active() and not torch._C._len_torch_dispatch_stack():
         return False
-    return any([torch._VF._unpack_dual(t, level=0)[1] is not None for t in tensors])
+    return any([_dual(t)[1] is not None for t in tensors])
+
+
+def _dual(t: Tensor) -> tuple[Tensor, Optional[Tensor]]:
+    """Primal and tangent. Not forward_ad.unpack_dual: a compiler that traces enters dual levels without telling forward_ad."""
+    return torch._VF._unpack_dual(t, level=0)
 
 
 # ---- autocast, vmap -----------------------------------------------------------------------------------------------------------------------------------
