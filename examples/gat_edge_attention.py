@@ -42,7 +42,9 @@ def main() -> None:
 
     graph = tg.Graph.radius(positions, cutoff=cutoff)
     attn = nn.Sequential(
-        nn.Linear(3 + 2 * f_in, hidden), nn.LeakyReLU(0.2), nn.Linear(hidden, 1),
+        nn.Linear(3 + 2 * f_in, hidden),
+        nn.LeakyReLU(0.2),
+        nn.Linear(hidden, 1),
     ).to(device)
     kernel = GAT(attn)
 

@@ -6,8 +6,9 @@ from cases import CASES, RELATIONS, Case, Own, replaced, tensors
 from torch.autograd import grad, gradcheck, gradgradcheck
 
 import tiga as tg
-from tiga.adjoint import adjoint, augment, saved_outputs
-from tiga.program import parse
+from tiga.adjoint import adjoint, augment
+from tiga.derivation import saved_outputs
+from tiga.parser import parse
 
 propagate = torch.ops.tiga.propagate.default
 

@@ -289,3 +289,20 @@ def test_a_second_pass_has_no_single_call():
     assert Twice()(graph=Graph.dense(2), src={"x": x}).tolist() == [1.0, 1.0]
     assert "2 programs" in message(lambda: Twice().lower(Graph.dense(2), src={"x": x}))
     assert "no edge function" in message(lambda: tg.MessagePassing()(graph=Graph.dense(2), src={"x": x}))
+
+
+@pytest.mark.parametrize("reducer", [tg.sum(), tg.mean(), tg.max()], ids=lambda r: type(r).__name__)
+def test_a_reducer_needs_a_value_of_edges_or_nodes(reducer):
+    class Fold(tg.MessagePassing):
+        def __init__(self, number):
+            super().__init__()
+            self.total, self.number = reducer, number
+
+        def edge(self, src, dst, edge):
+            return self.total(self.number if self.number else torch.full_like(src.x, 2.0))
+
+    fields = {"x": torch.tensor([1.0, 3.0])}
+    said = message(lambda: Fold(1.5)(graph=Graph.dense(2), src=fields))
+    assert f"{type(reducer).__name__} of float: a reducer needs a value of edges or nodes" in said
+    assert "torch.full_like" in said
+    assert Fold(None)(graph=Graph.dense(2), src=fields).tolist() == [4.0 if reducer.name == "sum" else 2.0] * 2

@@ -1,4 +1,5 @@
 """What explain, ir and last_variant say of a call, held against counters of what really ran."""
+
 import copy
 import gc
 import io
@@ -15,10 +16,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tiga as tg
-from tiga import adjoint, explain, layouts, passes, program, trace
+from tiga import adjoint, explain, layouts, parser, passes, stages, tangent
 from tiga.ops import autocast, batch
 
-CACHED = (program.parse, adjoint.augment, adjoint.adjoint, adjoint.tangent, autocast.autocast, batch._text)
+CACHED = (parser.parse, adjoint.augment, adjoint.adjoint, tangent.tangent, autocast.autocast, batch._text)
 
 
 class Attention(tg.MessagePassing):
@@ -102,7 +103,9 @@ class Goldens(expecttest.TestCase):
     def test_full_attention(self):
         module = FullAttention()
         attend(module, tg.Graph.dense(32), fields(32))
-        self.assertExpectedInline(normalised(module), """\
+        self.assertExpectedInline(
+            normalised(module),
+            """\
 ### FullAttention
 backend: cpu
 provider: torch@TORCH
@@ -112,15 +115,18 @@ provider cache key: torch@TORCH | cpu | tiga@TIGA | HASH
 accepted: [schedule] sums of source times destination ran as matrix products
 accepted: [schedule] folds of weight times field ran as matrix products
 remark: [planning] dense relation remained implicit: no edge is listed
-remark: [planning] 1024 pairs in 1 range, at most 1024 at once, planned for 34 elements each
-remark: [planning] edge values take at most 136.0 KiB at once (limit 64.0 MiB, however many edges)
-variant cache: hits=0, misses=1""")
+remark: [planning] 1024 pairs in 1 range, at most 1024 at once, planned for 6 elements each
+remark: [planning] edge values take at most 24.0 KiB at once (limit 64.0 MiB, however many edges)
+variant cache: hits=0, misses=1""",
+        )
 
     def test_causal_dense_relation(self):
         module = CausalWeightedValue()
         for _ in range(2):
             attend(module, tg.Graph.triangular(32), fields(32))
-        self.assertExpectedInline(normalised(module), """\
+        self.assertExpectedInline(
+            normalised(module),
+            """\
 ### CausalWeightedValue
 backend: cpu
 provider: torch@TORCH
@@ -130,14 +136,17 @@ provider cache key: torch@TORCH | cpu | tiga@TIGA | HASH
 accepted: [schedule] sums of source times destination ran as matrix products
 accepted: [schedule] folds of weight times field ran as matrix products
 remark: [planning] triangular relation remained implicit: no edge is listed
-remark: [planning] 1024 pairs in 1 range, at most 1024 at once, planned for 34 elements each
-remark: [planning] edge values take at most 136.0 KiB at once (limit 64.0 MiB, however many edges)
-variant cache: hits=1, misses=1""")
+remark: [planning] 1024 pairs in 1 range, at most 1024 at once, planned for 6 elements each
+remark: [planning] edge values take at most 24.0 KiB at once (limit 64.0 MiB, however many edges)
+variant cache: hits=1, misses=1""",
+        )
 
     def test_varlen_causal_attention(self):
         module = VarlenCausalAttention()
         attend(module, tg.Graph.cat([tg.Graph.triangular(n) for n in (5, 1, 3)]), fields(9))
-        self.assertExpectedInline(normalised(module), """\
+        self.assertExpectedInline(
+            normalised(module),
+            """\
 ### VarlenCausalAttention
 backend: cpu
 provider: torch@TORCH
@@ -146,19 +155,23 @@ passes: trace, verify, check, interpret-blocked, weighted-sums-as-matmul
 provider cache key: torch@TORCH | cpu | tiga@TIGA | HASH
 accepted: [schedule] folds of weight times field ran as matrix products
 remark: [planning] blocks relation remained implicit: no edge is listed
-remark: [planning] 81 pairs in 1 range, at most 81 at once, planned for 34 elements each
-remark: [planning] edge values take at most 10.8 KiB at once (limit 64.0 MiB, however many edges)
+remark: [planning] 81 pairs in 1 range, at most 81 at once, planned for 6 elements each
+remark: [planning] edge values take at most 1.9 KiB at once (limit 64.0 MiB, however many edges)
 remark: [planning] inner products ran pair by pair: the ranges are small, or the two fields differ in rank or width
-variant cache: hits=0, misses=1""")
+variant cache: hits=0, misses=1""",
+        )
 
     def test_tile_pruned_attention(self):
         module = TilePrunedAttention()
         with pytest.raises(tg.TigaError, match="pruning exists only"):
             attend(module, tg.Graph.dense(32), fields(32))
-        self.assertExpectedInline(normalised(module), """\
+        self.assertExpectedInline(
+            normalised(module),
+            """\
 ### TilePrunedAttention
 no call has been recorded. Call the module once, outside torch.compile and torch.export:
-  inside, nothing remains of it but the operator and the program that lower(...) gives.""")
+  inside, nothing remains of it but the operator and the program that lower(...) gives.""",
+        )
 
     def test_gat_edge_attention(self):
         positions = (torch.arange(6.0)[:, None] * torch.tensor([0.1, 0.0, 0.0])).requires_grad_()
@@ -168,7 +181,9 @@ no call has been recorded. Call the module once, outside torch.compile and torch
         with torch.no_grad():
             module(graph=graph, src={"x": x}, dst={"x": x})
         module(graph=graph, src={"x": x}, dst={"x": x}).sum().backward()
-        self.assertExpectedInline(normalised(module), """\
+        self.assertExpectedInline(
+            normalised(module),
+            """\
 ### GAT
 backend: cpu
 provider: torch@TORCH
@@ -179,12 +194,15 @@ remark: [planning] csr relation is listed: col and rowptr by destination
 remark: [planning] 10 pairs in 1 range, at most 10 at once, planned for 64 elements each
 remark: [planning] edge values take at most 2.5 KiB at once (limit 64.0 MiB, however many edges)
 remark: [autograd] the gradient is programs too: operands and results of folds are kept, edge values are computed again
-variant cache: hits=0, misses=2""")
+variant cache: hits=0, misses=2""",
+        )
 
     def test_several_programs(self):
         module = Normalised()
         module(graph=LISTED, src={"x": torch.ones(3, 2)})
-        self.assertExpectedInline(normalised(module), """\
+        self.assertExpectedInline(
+            normalised(module),
+            """\
 ### Normalised
 backend: cpu
 provider: torch@TORCH
@@ -221,24 +239,36 @@ program 3 of 3:
     %0 = sub src.x dst.pass1
     %1 = exp %0
     %2 = div %1 dst.pass2
-    return %2""")
+    return %2""",
+        )
 
     def test_before_a_call(self):
         module = FullAttention()
-        self.assertExpectedInline(repr(module.explain()), """\
+        self.assertExpectedInline(
+            repr(module.explain()),
+            """\
 ### FullAttention
 no call has been recorded. Call the module once, outside torch.compile and torch.export:
-  inside, nothing remains of it but the operator and the program that lower(...) gives.""")
-        self.assertExpectedRaisesInline(tg.TigaError, lambda: module.last_variant, """\
+  inside, nothing remains of it but the operator and the program that lower(...) gives.""",
+        )
+        self.assertExpectedRaisesInline(
+            tg.TigaError,
+            lambda: module.last_variant,
+            """\
 FullAttention: no call has been recorded. Call the module once, outside torch.compile and torch.export:
-  inside, nothing remains of it but the operator and the program that lower(...) gives.""")
+  inside, nothing remains of it but the operator and the program that lower(...) gives.""",
+        )
 
     def test_levels_of_kernels(self):
         module = FullAttention()
         attend(module, tg.Graph.dense(2), fields(2))
-        self.assertExpectedRaisesInline(tg.TigaError, lambda: module.ir("gf.kernel.ttir"), """\
+        self.assertExpectedRaisesInline(
+            tg.TigaError,
+            lambda: module.ir("gf.kernel.ttir"),
+            """\
 level 'gf.kernel.ttir': the composite path makes none, it runs torch operations and generates no kernel.
-  Read 'domain', the program itself.""")
+  Read 'domain', the program itself.""",
+        )
         with pytest.raises(tg.TigaError, match="level 'dom' is unknown. Levels: 'domain', and of kernels 'iter'"):
             module.ir("dom")
 
@@ -318,7 +348,7 @@ def counted(call):
 def forget():
     for function in CACHED:
         function.cache_clear()
-    trace._STAGED.clear()
+    stages._STAGED.clear()
     passes._derived.clear()
 
 
@@ -343,7 +373,8 @@ def test_a_result_from_a_cache_counts_nothing_but_is_listed(call):
 
 
 def test_every_pass_is_met():
-    assert set().union(*CALLS.values()) == set(passes.PASSES)
+    kernels = {"emit-tiles", "launch-tiles"}  # these need a GPU
+    assert set().union(*CALLS.values()) == set(passes.PASSES) - kernels
 
 
 def test_hits_and_misses():
@@ -383,7 +414,7 @@ def test_on_cuda_the_composite_path_is_said():
     explain.remember(module, [plain().ir()], torch.device("cuda", 0), record)
     text = module.explain()
     assert "backend: cuda\n" in text and "| cuda |" in text
-    assert "remark: [provider] composite path on CUDA: no kernel is generated in this version" in text
+    assert "remark: [provider] composite path on CUDA: no kernel fits; correct, not fused" in text
 
 
 def test_artifacts():
@@ -392,7 +423,7 @@ def test_artifacts():
     assert list(artifacts) == ["domain"] and len(artifacts) == 1 and "ttir" not in artifacts
     assert artifacts["domain"] == module.ir() == module.ir("domain")
     for text in artifacts["domain"].split("\n\n"):
-        program.parse(text)
+        parser.parse(text)
     assert len(artifacts["domain"].split("\n\n")) == 3
     for level in (*explain.KERNEL_LEVELS, *explain.SPELLINGS):
         with pytest.raises(tg.TigaError, match="composite path makes none"):
@@ -412,13 +443,13 @@ def test_ranges_are_what_was_held(monkeypatch):
     module = Attention()
     whole = attend(module, tg.Graph.dense(64), fields(64))
     assert "4096 pairs in 1 range, at most 4096 at once" in module.explain()
-    monkeypatch.setattr(layouts, "BUDGET", 1 << 15)
+    monkeypatch.setattr(layouts, "BUDGET", 1 << 13)
     parts = attend(module, tg.Graph.dense(64), fields(64))
     torch.testing.assert_close(parts, whole)
     run = module.last_variant.runs[0]
-    assert run.ranges > 1 and run.visited == 4096 and run.most * run.width <= 1 << 15
+    assert run.ranges > 1 and run.visited == 4096 and run.most * run.width <= 1 << 13
     assert f"4096 pairs in {run.ranges} ranges, at most {run.most} at once" in module.explain()
-    assert "limit 128.0 KiB, however many edges" in module.explain()
+    assert "limit 32.0 KiB, however many edges" in module.explain()
 
 
 def test_why_inner_products_were_not_matrix_products():

@@ -541,7 +541,8 @@ while tracing Edgewise.edge (test_functions.py:LINE):
         """\
 while tracing Edgewise.edge (test_functions.py:LINE):
       return e.bias * e.x
-  the edge function reads edge.bias, but the edge fields given are: b, c, i, k, p, u, v, x, y.""",
+  the edge function reads edge.bias, but the edge fields given are: b, c, i, k, p, u, v, x, y. Pass
+    it: edge={'bias': tensor}.""",
     )
     assert_expected_inline(
         text(fold_edges),

@@ -23,10 +23,11 @@ COMMANDS = [
 ROWS = [
     {"errors", "passes"},
     {"types", "relations", "graph_checks"},
-    {"primitives", "reducers", "layouts", "neighbours", "graph_algebra", "graph_text"},
-    {"program", "graph_build"},
+    {"rules", "primitives", "reducers", "layouts", "ranges", "neighbours", "graph_algebra", "graph_text"},
+    {"program", "infer", "parser", "graph_build"},
     {"builder", "graph"},
-    {"adjoint", "trace", "functions", "functions_shape", "reference", "codegen"},
+    {"derivation", "adjoint", "tangent", "trace", "stages", "functions", "functions_nn", "functions_shape"},
+    {"schedule", "reference_ops", "reference", "codegen"},
     {"reducer"},
     {"ops"},
     {"message_passing"},
@@ -155,7 +156,10 @@ def test_imports_point_one_way():
 
 
 def test_reference_and_codegen_never_meet():
-    assert {(a, b) for a, b, _ in arrows()} & {("reference", "codegen"), ("codegen", "reference")} == set()
+    reference = {"schedule", "reference_ops", "reference"}
+    assert {
+        (a, b) for a, b, _ in arrows() if (a == "codegen" and b in reference) or (b == "codegen" and a in reference)
+    } == set()
 
 
 def test_only_the_gpu_marker_leaves_a_test_out():

@@ -11,10 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tiga as tg
-from tiga.adjoint import adjoint, augment, tangent
+from tiga.adjoint import adjoint, augment
+from tiga.parser import KINDS, parse
 from tiga.primitives import PRIMITIVES
-from tiga.program import KINDS, parse, to_text
+from tiga.program import to_text
 from tiga.reducers import REDUCERS
+from tiga.tangent import tangent
 from tiga.types import DTYPES, PLACES
 
 propagate = torch.ops.tiga.propagate.default

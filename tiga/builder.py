@@ -2,13 +2,16 @@
 
 The tracer, the adjoint and the tangent all build programs here, so that each knows only values, never text.
 """
+
 from __future__ import annotations
 
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 from tiga.errors import TigaError
+from tiga.infer import infer
 from tiga.primitives import PRIMITIVES
-from tiga.program import Line, infer, number_text, read_number
+from tiga.program import Line, number_text, read_number
 from tiga.types import Type, is_one
 
 MEMO_SIZE = 1 << 16
@@ -18,39 +21,39 @@ WEAK_INT, WEAK_FLOAT = Type("shared", "i64", (), True), Type("shared", "f64", ()
 class Value:
     """A value of a program: `ref` is its word in the text, `type` what is known of it."""
 
-    def __init__(self, builder: "Builder", ref: str, type: Type) -> None:
+    def __init__(self, builder: Builder, ref: str, type: Type) -> None:
         self.builder = builder
         self.ref = ref
         self.type = type
 
-    def emit(self, op: str, *attrs: str) -> "Value":
+    def emit(self, op: str, *attrs: str) -> Value:
         return self.builder.emit(op, (self,), attrs)
 
-    def __add__(self, other: Any) -> "Value":
+    def __add__(self, other: Any) -> Value:
         return self.builder.emit("add", (self, other))
 
-    def __radd__(self, other: Any) -> "Value":
+    def __radd__(self, other: Any) -> Value:
         return self.builder.emit("add", (other, self))
 
-    def __sub__(self, other: Any) -> "Value":
+    def __sub__(self, other: Any) -> Value:
         return self.builder.emit("sub", (self, other))
 
-    def __rsub__(self, other: Any) -> "Value":
+    def __rsub__(self, other: Any) -> Value:
         return self.builder.emit("sub", (other, self))
 
-    def __mul__(self, other: Any) -> "Value":
+    def __mul__(self, other: Any) -> Value:
         return self.builder.emit("mul", (self, other))
 
-    def __rmul__(self, other: Any) -> "Value":
+    def __rmul__(self, other: Any) -> Value:
         return self.builder.emit("mul", (other, self))
 
-    def __truediv__(self, other: Any) -> "Value":
+    def __truediv__(self, other: Any) -> Value:
         return self.builder.emit("div", (self, other))
 
-    def __rtruediv__(self, other: Any) -> "Value":
+    def __rtruediv__(self, other: Any) -> Value:
         return self.builder.emit("div", (other, self))
 
-    def __neg__(self) -> "Value":
+    def __neg__(self) -> Value:
         return self.builder.emit("neg", (self,))
 
 
@@ -61,12 +64,12 @@ class Builder:
         self.unify = unify
         self.batch = batch
         self.lines: list[Line] = []
-        self.line_types: list[Type] = []                       # of each line's first result
+        self.line_types: list[Type] = []  # of each line's first result
         self.known: dict[tuple, Any] = {}
-        self.origin: dict[str, tuple] = {}                     # op and argument values behind a word
+        self.origin: dict[str, tuple] = {}  # op and argument values behind a word
         self.outs = 0
         self.functions: list[Any] = []
-        self.memo: dict | None = None                          # lines typed before, by what their types follow from
+        self.memo: dict | None = None  # lines typed before, by what their types follow from
 
     def value(self, ref: str, type: Type) -> Value:
         return Value(self, ref, type)
@@ -131,7 +134,7 @@ class Builder:
         return str(self.functions.index(f))
 
     def scan(self, direction: str, f: Any, states: int, args: tuple, gradient: Any = None) -> tuple:
-        """Visit each segment's edges in order: (states, values) -> (states, results); the last states, then the results of every edge."""
+        """Visit each segment's edges in order, (states, values) -> (states, results): last states, all results."""
         values = [self.lift(a) for a in args]
         refs = tuple([v.ref for v in values])
         attrs = (direction, self.function(f), str(states), "-1" if gradient is None else self.function(gradient))
@@ -140,7 +143,7 @@ class Builder:
             self.known[key] = self.append("scan", refs, attrs, values)
         return self.known[key]
 
-    # ---- what adjoint and tangent need beyond single lines ----
+    # What adjoint and tangent need beyond single lines.
 
     def fold_edges(self, place: str, x: Value) -> Value:
         return self.reduce(place, "sum", (x,))[0]
@@ -150,10 +153,10 @@ class Builder:
         return x.emit("to", dtype) if x.type.dtype in ("f16", "bf16") or dtype == "f64" != x.type.dtype else x
 
     def fold(self, x: Value, wide: Value, narrow: Value) -> Value:
-        """Undo broadcasting: sum x, which stands for a value shaped as `wide`, down to the feature sizes of `narrow`."""
+        """Undo broadcasting: sum x, shaped as `wide`, down to the feature sizes of `narrow`."""
         have, want, rank = wide.type.sizes, narrow.type.sizes, len(wide.type.sizes)
         missing = rank - len(want)
-        lead = min(self.batch, len(want))                      # a number has no batch dimensions
+        lead = min(self.batch, len(want))  # a number has no batch dimensions
         want = tuple(want[:lead]) + (1,) * missing + tuple(want[lead:])
         for d in range(rank):
             if is_one(want[d]) and not is_one(have[d]):
@@ -166,7 +169,7 @@ class Builder:
 
     def fold_batch(self, x: Value, like: Value) -> Value:
         """Sum the batch dimensions that `like` does not have."""
-        for d, (have, want) in enumerate(zip(x.type.sizes[:self.batch], like.type.sizes[:self.batch])):
+        for d, (have, want) in enumerate(zip(x.type.sizes[: self.batch], like.type.sizes[: self.batch])):
             if is_one(want) and not is_one(have):
                 dim = str(d - len(x.type.sizes))
                 x = x.emit("sum", dim).emit("unsqueeze", dim)

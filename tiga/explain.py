@@ -1,4 +1,5 @@
 """What a module's last call was and ran: explain(), ir(), last_variant. Texts and numbers only, never a tensor."""
+
 from __future__ import annotations
 
 import hashlib
@@ -10,13 +11,18 @@ import torch
 
 from tiga import layouts
 from tiga.errors import TigaError
+from tiga.parser import parse
 from tiga.passes import PASSES, Record, Run, derived_from
-from tiga.program import parse
 from tiga.relations import is_implicit
 
 KERNEL_LEVELS = ("iter", "kernel", "ttir", "ttgir", "ptx")
 SPELLINGS = {"kernel_ttir": "ttir", "gf.kernel.ttir": "ttir"}
-LOWERINGS = {"interpret-blocked": "composite-blocked", "interpret-listed": "composite-listed", "launch-tiles": "tiles", "": "composite"}
+LOWERINGS = {
+    "interpret-blocked": "composite-blocked",
+    "interpret-listed": "composite-listed",
+    "launch-tiles": "tiles",
+    "": "composite",
+}
 MOST_VARIANTS = 256
 
 
@@ -34,6 +40,7 @@ class Artifacts(Mapping[str, str]):
         self._texts = {"domain": "\n\n".join(programs)}
         if sources:
             from tiga.codegen.launch import compiled_text
+
             self._texts["kernel"] = "\n\n".join(sources)
             for level in ("ttir", "ttgir", "ptx"):
                 texts = [compiled_text(source, level) for source in sources]
@@ -45,9 +52,16 @@ class Artifacts(Mapping[str, str]):
         if name in self._texts:
             return self._texts[name]
         if name in KERNEL_LEVELS:
-            raise TigaError(f"level {level!r}: the composite path makes none, it runs torch operations and generates "
-                            "no kernel.\n  Read 'domain', the program itself.") if "kernel" not in self._texts else TigaError(
-                                f"level {level!r} is not made by the tiles skeleton. Read {', '.join(map(repr, self._texts))}.")
+            raise (
+                TigaError(
+                    f"level {level!r}: the composite path makes none, it runs torch operations and generates "
+                    "no kernel.\n  Read 'domain', the program itself."
+                )
+                if "kernel" not in self._texts
+                else TigaError(
+                    f"level {level!r} is not made by the tiles skeleton. Read {', '.join(map(repr, self._texts))}."
+                )
+            )
         kernels = ", ".join(map(repr, KERNEL_LEVELS))
         raise TigaError(f"level {level!r} is unknown. Levels: 'domain', and of kernels {kernels}.")
 
@@ -80,6 +94,7 @@ class Variant:
     def key(self) -> str:
         """torch, device, tiga, and a hash of these and of the program texts."""
         from tiga import __version__
+
         words = [f"torch@{torch.__version__}", self.device, f"tiga@{__version__}"]
         content = "\0".join([*words, *self.programs, "", *[run.program for run in self.runs]])
         return " | ".join([*words, hashlib.sha256(content.encode()).hexdigest()[:16]])
@@ -141,8 +156,10 @@ def ir(module: Any, level: str) -> str:
     return Explanation(last_variant(module).artifacts[level])
 
 
-_NOT_CALLED = ("no call has been recorded. Call the module once, outside torch.compile and torch.export:\n"
-               "  inside, nothing remains of it but the operator and the program that lower(...) gives.")
+_NOT_CALLED = (
+    "no call has been recorded. Call the module once, outside torch.compile and torch.export:\n"
+    "  inside, nothing remains of it but the operator and the program that lower(...) gives."
+)
 
 
 def explain(module: Any) -> Explanation:
@@ -169,6 +186,7 @@ def explain(module: Any) -> Explanation:
 def _provider(v: Variant) -> str:
     if any(run.sources for run in v.runs):
         import triton
+
         return f"triton-nvidia@{triton.__version__}"
     return f"torch@{torch.__version__}"
 
@@ -190,19 +208,25 @@ def _unknown(v: Variant) -> list[str]:
 def _remarks(v: Variant) -> list[str]:
     found = []
     if v.device == "cuda" and not all(run.sources for run in v.runs):
-        found.append("[provider] composite path on CUDA: no kernel fits; correct, not fused. The warning at the first call says why")
+        found.append(
+            "[provider] composite path on CUDA: no kernel fits; correct, not fused. "
+            "The warning at the first call says why"
+        )
     found.append(_relation(v.programs[0]))
     if len(v.programs) > 1:
-        found.append(f"[planning] {len(v.programs)} programs, each a pass over the edges: "
-                     "an edge value reads a finished fold")
+        found.append(
+            f"[planning] {len(v.programs)} programs, each a pass over the edges: an edge value reads a finished fold"
+        )
     for number, run in enumerate(v.runs):
         which = f"program {number + 1}: " if len(v.runs) > 1 else ""
         found.extend(["[planning] " + which + text for text in _visits(run)])
     if "segment-scan" in v.names:
         found.append(f"[planning] {PASSES['segment-scan']}: one step for each edge of the longest segment")
     if "adjoint" in v.passes:
-        found.append("[autograd] the gradient is programs too: operands and results of folds are kept, "
-                     "edge values are computed again")
+        found.append(
+            "[autograd] the gradient is programs too: operands and results of folds are kept, "
+            "edge values are computed again"
+        )
     return found
 
 
@@ -217,15 +241,20 @@ def _visits(run: Run) -> list[str]:
     if not run.visit:
         return ["no edge was visited"]
     if run.sources:
-        return [f"{len(run.sources)} kernel{'s' * (len(run.sources) != 1)}; no score and no weight of a pair was materialized"]
+        return [
+            f"{len(run.sources)} kernel{'s' * (len(run.sources) != 1)}; "
+            "no score and no weight of a pair was materialized"
+        ]
     # the planner counts elements of 4 bytes, 8-byte ones twice
     held, limit = run.most * run.width, _size(4 * layouts.BUDGET)
     why = f"limit {limit}, however many edges"
     if held > layouts.BUDGET:
         why = f"above {limit}: one destination's sources are not divided"
     ranges = f"{run.ranges} range{'s' * (run.ranges != 1)}"
-    found = [f"{run.visited} pairs in {ranges}, at most {run.most} at once, planned for {run.width} elements each",
-             f"edge values take at most {_size(4 * held)} at once ({why})"]
+    found = [
+        f"{run.visited} pairs in {ranges}, at most {run.most} at once, planned for {run.width} elements each",
+        f"edge values take at most {_size(4 * held)} at once ({why})",
+    ]
     if _has_inner_product(run.program) and "inner-products-as-matmul" not in run.names:
         reason = "the ranges are small, or the two fields differ in rank or width"
         if run.visit == "interpret-listed":
@@ -255,5 +284,8 @@ def _size(count: int) -> str:
 def _programs(v: Variant) -> list[str]:
     if len(v.programs) == 1:
         return []
-    return [row for number, text in enumerate(v.programs)
-            for row in (f"program {number + 1} of {len(v.programs)}:", *["    " + line for line in text.split("\n")])]
+    return [
+        row
+        for number, text in enumerate(v.programs)
+        for row in (f"program {number + 1} of {len(v.programs)}:", *["    " + line for line in text.split("\n")])
+    ]

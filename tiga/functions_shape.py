@@ -1,4 +1,5 @@
 """Shapes, dtypes, parameters and tables: the rest of the table of tiga.functions."""
+
 from __future__ import annotations
 
 import math
@@ -9,16 +10,17 @@ import torch
 from torch import Tensor
 
 from tiga.errors import TraceError
-from tiga.functions import FUNCTIONS, _folded, _row, dim_of
+from tiga.functions import FUNCTIONS, dim_of, meaning
+from tiga.functions_nn import fold_features
 from tiga.types import NAMES, is_one
 
 
-@_row("unsqueeze")
+@meaning("unsqueeze")
 def _unsqueeze(t: Any, x: Any, dim: Any) -> Any:
     return x.emit("unsqueeze", dim_of(x, dim, 1))
 
 
-@_row("squeeze")
+@meaning("squeeze")
 def _squeeze(t: Any, x: Any, dim: Any = None) -> Any:
     if dim is None:
         raise TraceError("squeeze of all dimensions may squeeze the edges. Name the feature dimension: squeeze(-1).")
@@ -28,16 +30,18 @@ def _squeeze(t: Any, x: Any, dim: Any = None) -> Any:
     return x
 
 
-@_row("permute")
+@meaning("permute")
 def _permute(t: Any, x: Any, *dims: Any) -> Any:
     dims = tuple(dims[0]) if len(dims) == 1 and isinstance(dims[0], (tuple, list)) else dims
     rank = len(x.type.sizes)
     if len(dims) != rank + 1 or operator.index(dims[0]) not in (0, -rank - 1):
-        raise TraceError(f"permute{tuple(dims)} of a traced value: name all {rank + 1} dimensions, the edges (0) first.")
+        raise TraceError(
+            f"permute{tuple(dims)} of a traced value: name all {rank + 1} dimensions, the edges (0) first."
+        )
     return x.emit("permute", *[dim_of(x, d) for d in dims[1:]])
 
 
-@_row("transpose")
+@meaning("transpose")
 def _transpose(t: Any, x: Any, dim0: Any, dim1: Any) -> Any:
     a, b = int(dim_of(x, dim0)), int(dim_of(x, dim1))
     order = list(range(-len(x.type.sizes), 0))
@@ -45,7 +49,7 @@ def _transpose(t: Any, x: Any, dim0: Any, dim1: Any) -> Any:
     return x if a == b else x.emit("permute", *[str(d) for d in order])
 
 
-@_row("movedim", "moveaxis")
+@meaning("movedim", "moveaxis")
 def _movedim(t: Any, x: Any, source: Any, destination: Any) -> Any:
     a, b = int(dim_of(x, source)), int(dim_of(x, destination))
     order = [d for d in range(-len(x.type.sizes), 0) if d != a]
@@ -58,11 +62,13 @@ def _shape(shape: tuple) -> list:
     return [operator.index(s) for s in shape]
 
 
-@_row("reshape")
+@meaning("reshape")
 def _reshape(t: Any, x: Any, *shape: Any, **kwargs: Any) -> Any:
     sizes = _shape(shape or (kwargs["shape"],))
     if not sizes or sizes[0] != -1:
-        raise TraceError(f"reshape to {tuple(sizes)}: the first dimension is the edges; write -1 for it (or x.shape[0]).")
+        raise TraceError(
+            f"reshape to {tuple(sizes)}: the first dimension is the edges; write -1 for it (or x.shape[0])."
+        )
     return _reshape_features(x, sizes[1:])
 
 
@@ -76,23 +82,29 @@ def _reshape_features(x: Any, sizes: list) -> Any:
     return x.emit("reshape", *[str(s) for s in sizes])
 
 
-@_row("reshape_as")
+@meaning("reshape_as")
 def _reshape_as(t: Any, x: Any, other: Any) -> Any:
     return t.emit("reshape_like", (x, other))
 
 
-@_row("flatten")
+@meaning("flatten")
 def _flatten(t: Any, x: Any, start_dim: Any = 0, end_dim: Any = -1) -> Any:
     rank = len(x.type.sizes)
     a, b = int(dim_of(x, start_dim)) + rank, int(dim_of(x, end_dim)) + rank
     if a == b:
         return x
     sizes = list(x.type.sizes)
-    merged = -1 if math.prod(sizes[a:b + 1]) != 1 and math.prod(sizes[:a] + sizes[b + 1:]) else math.prod(sizes[a:b + 1])
-    return _reshape_features(x, [operator.index(s) for s in sizes[:a]] + [merged] + [operator.index(s) for s in sizes[b + 1:]])
+    merged = (
+        -1
+        if math.prod(sizes[a : b + 1]) != 1 and math.prod(sizes[:a] + sizes[b + 1 :])
+        else math.prod(sizes[a : b + 1])
+    )
+    return _reshape_features(
+        x, [operator.index(s) for s in sizes[:a]] + [merged] + [operator.index(s) for s in sizes[b + 1 :]]
+    )
 
 
-@_row("unflatten")
+@meaning("unflatten")
 def _unflatten(t: Any, x: Any, dim: Any, sizes: Any) -> Any:
     d = int(dim_of(x, dim)) + len(x.type.sizes)
     new = [operator.index(s) for s in sizes]
@@ -100,33 +112,37 @@ def _unflatten(t: Any, x: Any, dim: Any, sizes: Any) -> Any:
         known = math.prod([s for s in new if s != -1])
         new = [x.type.sizes[d] // known if s == -1 else s for s in new]
     old = list(x.type.sizes)
-    return _reshape_features(x, [operator.index(s) for s in old[:d] + new + old[d + 1:]])
+    return _reshape_features(x, [operator.index(s) for s in old[:d] + new + old[d + 1 :]])
 
 
-@_row("expand")
+@meaning("expand")
 def _expand(t: Any, x: Any, *shape: Any, **kwargs: Any) -> Any:
     sizes = _shape(shape or (kwargs["size"],))
     if not sizes or sizes[0] != -1:
-        raise TraceError(f"expand to {tuple(sizes)}: the first dimension is the edges; write -1 for it (or x.shape[0]).")
+        raise TraceError(
+            f"expand to {tuple(sizes)}: the first dimension is the edges; write -1 for it (or x.shape[0])."
+        )
     old = list(x.type.sizes)
     wide = [o if s == -1 else s for o, s in zip([1] * (len(sizes) - 1 - len(old)) + old, sizes[1:])]
     witness = torch.zeros(wide, dtype=torch.bool)
     return t.emit("expand_like", (x, t.capture(witness.to(t.device()), "shape" + str(len(t.operands)))))
 
 
-@_row("expand_as")
+@meaning("expand_as")
 def _expand_as(t: Any, x: Any, other: Any) -> Any:
     return t.emit("expand_like", (x, other))
 
 
-@_row("cat")
+@meaning("cat")
 def _cat(t: Any, tensors: Any, dim: Any = 0, axis: Any = None) -> Any:
     values = [t.lift(v) for v in tensors]
     first = next(v for v in values if v.type.place != "shared")
-    return t.emit("cat", tuple(values), (dim_of(first, dim if axis is None else axis),)) if len(values) > 1 else values[0]
+    return (
+        t.emit("cat", tuple(values), (dim_of(first, dim if axis is None else axis),)) if len(values) > 1 else values[0]
+    )
 
 
-@_row("stack")
+@meaning("stack")
 def _stack(t: Any, tensors: Any, dim: Any = 0) -> Any:
     values = [t.lift(v) for v in tensors]
     d = dim_of(values[0], dim, 1)
@@ -148,12 +164,12 @@ def _slice(x: Any, d: str, start: Any, stop: Any, step: Any) -> Any:
     return x.emit("slice", d, str(operator.index(start)), str(length), str(step))
 
 
-@_row("narrow")
+@meaning("narrow")
 def _narrow(t: Any, x: Any, dim: Any, start: Any, length: Any) -> Any:
     return _slice(x, dim_of(x, dim), start, operator.index(start) + operator.index(length), 1)
 
 
-@_row("select")
+@meaning("select")
 def _select(t: Any, x: Any, dim: Any, index: Any) -> Any:
     d = dim_of(x, dim)
     size, at = x.type.sizes[int(d)], operator.index(index)
@@ -163,14 +179,14 @@ def _select(t: Any, x: Any, dim: Any, index: Any) -> Any:
     return _slice(x, d, at, at + 1, 1).emit("squeeze", d)
 
 
-@_row("getitem")
+@meaning("getitem")
 def _getitem(t: Any, x: Any, at: Any) -> Any:
     items = list(at) if isinstance(at, tuple) else [at]
     rank = len(x.type.sizes) + 1
     named = len([i for i in items if i is not None and i is not Ellipsis])
     if Ellipsis in [i for i in items if i is Ellipsis]:
         k = [i is Ellipsis for i in items].index(True)
-        items[k:k + 1] = [slice(None)] * (rank - named)
+        items[k : k + 1] = [slice(None)] * (rank - named)
     if not items or items[0] is None or not isinstance(items[0], slice) or items[0] != slice(None):
         raise TraceError("the first dimension of a traced value is the edges: index features as x[..., k] or x[:, k].")
     if named > rank:
@@ -186,21 +202,27 @@ def _getitem(t: Any, x: Any, at: Any) -> Any:
             x = _select(t, x, d, item)
             d += 1
         elif isinstance(item, (list, tuple)) and all(isinstance(i, int) for i in item):
-            parts = [_slice(x, str(d), i if i >= 0 else i + x.type.sizes[d], (i if i >= 0 else i + x.type.sizes[d]) + 1, 1) for i in item]
+            parts = [
+                _slice(x, str(d), i if i >= 0 else i + x.type.sizes[d], (i if i >= 0 else i + x.type.sizes[d]) + 1, 1)
+                for i in item
+            ]
             x = t.emit("cat", tuple(parts), (str(d),)) if len(parts) > 1 else parts[0]
             d += 1
         else:
-            raise TraceError(f"a feature dimension indexed by {type(item).__name__}; integers, slices, lists of integers, None and ... can be.")
+            raise TraceError(
+                f"a feature dimension indexed by {type(item).__name__}; "
+                "integers, slices, lists of integers, None and ... can be."
+            )
     return x
 
 
-@_row("chunk")
+@meaning("chunk")
 def _chunk(t: Any, x: Any, chunks: int, dim: Any = 0) -> Any:
     size = x.type.sizes[int(dim_of(x, dim))]
     return _split(t, x, -(-size // chunks), dim)
 
 
-@_row("split", "split_with_sizes")
+@meaning("split", "split_with_sizes")
 def _split(t: Any, x: Any, split_size_or_sections: Any, dim: Any = 0) -> Any:
     d = dim_of(x, dim)
     size, each = operator.index(x.type.sizes[int(d)]), split_size_or_sections
@@ -209,40 +231,41 @@ def _split(t: Any, x: Any, split_size_or_sections: Any, dim: Any = 0) -> Any:
     return tuple([_slice(x, d, start, start + length, 1) for start, length in zip(starts, sizes)])
 
 
-@_row("unbind")
+@meaning("unbind")
 def _unbind(t: Any, x: Any, dim: Any = 0) -> Any:
     size = operator.index(x.type.sizes[int(dim_of(x, dim))])
     return tuple([_select(t, x, dim, k) for k in range(size)])
 
 
-@_row("size")
+@meaning("size")
 def _size(t: Any, x: Any, dim: Any = None) -> Any:
     return x.shape if dim is None else x.shape[dim]
 
 
-@_row("dim")
+@meaning("dim")
 def _dim(t: Any, x: Any) -> int:
     return len(x.type.sizes) + 1
 
 
-@_row("contiguous", "clone", "alias")
+@meaning("contiguous", "clone", "alias")
 def _same(t: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     return x
 
 
-@_row("detach")
+@meaning("detach")
 def _detach(t: Any, x: Any) -> Any:
-    raise TraceError("detach inside an edge function. Pass the field a second time under another name, detached: src={'h': h, 'h0': h.detach()}.")
+    raise TraceError(
+        "detach inside an edge function. Pass the field a second time under another name, detached: "
+        "src={'h': h, 'h0': h.detach()}."
+    )
 
 
-@_row("is_floating_point")
+@meaning("is_floating_point")
 def _is_floating_point(t: Any, x: Any) -> bool:
     return x.type.floating
 
 
-# ---- dtypes -----------------------------------------------------------------------------------------------------------------------------------
-
-@_row("to")
+@meaning("to")
 def _to(t: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     wanted = [a for a in [*args, *kwargs.values()] if isinstance(a, torch.dtype)]
     like = [a for a in args if hasattr(a, "builder") or isinstance(a, Tensor)]
@@ -255,8 +278,15 @@ def _to(t: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 FUNCTIONS["type_as"] = lambda t, x, other: _to(t, x, other.dtype)
-for _name, _dtype in (("float", torch.float32), ("double", torch.float64), ("half", torch.float16), ("bfloat16", torch.bfloat16),
-                      ("int", torch.int32), ("long", torch.int64), ("bool", torch.bool)):
+for _name, _dtype in (
+    ("float", torch.float32),
+    ("double", torch.float64),
+    ("half", torch.float16),
+    ("bfloat16", torch.bfloat16),
+    ("int", torch.int32),
+    ("long", torch.int64),
+    ("bool", torch.bool),
+):
     FUNCTIONS[_name] = lambda t, x, dtype=_dtype: _to(t, x, dtype)
 
 
@@ -265,50 +295,64 @@ def _like(value: float) -> Any:
         fill = args[0] if args else kwargs.get("fill_value", value)
         zero = t.emit("zeros_like", (x,))
         return zero if isinstance(fill, float) and fill == 0 else t.emit("add", (zero, fill))
+
     return row
 
 
 FUNCTIONS["zeros_like"], FUNCTIONS["ones_like"], FUNCTIONS["full_like"] = _like(0.0), _like(1.0), _like(0.0)
 
 
-# ---- parameters and tables ----------------------------------------------------------------------------------------------------------------------
-
-@_row("linear")
+@meaning("linear")
 def _linear(t: Any, x: Any, weight: Any, bias: Any = None) -> Any:
     if not hasattr(x, "builder") or hasattr(weight, "builder"):
         raise TraceError("linear with a traced weight. Multiply and sum instead: (x.unsqueeze(-2) * weight).sum(-1).")
     if not x.type.sizes or x.type.sizes[-1] != weight.shape[-1]:
-        raise TraceError(f"linear of features {tuple(x.type.sizes)} with a weight {tuple(weight.shape)}: the last feature size must be {weight.shape[-1]}.")
-    out = t.emit("linear", (x, weight)) if weight.dim() == 2 else t.emit("linear", (x, weight.unsqueeze(0))).emit("squeeze", "-1")
+        raise TraceError(
+            f"linear of features {tuple(x.type.sizes)} with a weight {tuple(weight.shape)}: "
+            f"the last feature size must be {weight.shape[-1]}."
+        )
+    out = (
+        t.emit("linear", (x, weight))
+        if weight.dim() == 2
+        else t.emit("linear", (x, weight.unsqueeze(0))).emit("squeeze", "-1")
+    )
     return out if bias is None else out + bias
 
 
-@_row("matmul")
+@meaning("matmul")
 def _matmul(t: Any, x: Any, other: Any) -> Any:
     if not hasattr(x, "builder"):
-        raise TraceError("matmul(tensor, traced value) is ambiguous under a compiler. Write torch.nn.functional.linear(x, weight), or torch.matmul(x, weight).")
+        raise TraceError(
+            "matmul(tensor, traced value) is ambiguous under a compiler. "
+            "Write torch.nn.functional.linear(x, weight), or torch.matmul(x, weight)."
+        )
     if hasattr(other, "builder"):
         raise TraceError("matmul of two traced values. Multiply and sum instead: (a * b).sum(-1).")
     if other.dim() <= 2:
         return _linear(t, x, other.mT if other.dim() == 2 else other)
-    return _folded(t, "sum", x.emit("unsqueeze", "-1") * other, -2, False)
+    return fold_features(t, "sum", x.emit("unsqueeze", "-1") * other, -2, False)
 
 
-@_row("embedding")
-def _embedding(t: Any, input: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, *rest: Any, **kwargs: Any) -> Any:
+@meaning("embedding")
+def _embedding(
+    t: Any, input: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, *rest: Any, **kwargs: Any
+) -> Any:
     if max_norm is not None or hasattr(weight, "builder"):
-        raise TraceError("embedding with max_norm, or from a traced table, in an edge function; the table is a parameter or captured tensor.")
+        raise TraceError(
+            "embedding with max_norm, or from a traced table, in an edge function; "
+            "the table is a parameter or captured tensor."
+        )
     return t.emit("gather", (weight, input))
 
 
-@_row("index_select")
+@meaning("index_select")
 def _index_select(t: Any, x: Any, dim: Any, index: Any) -> Any:
     if hasattr(x, "builder"):
         raise TraceError("index_select of a traced value. Index features as x[..., [0, 2]].")
     return t.emit("gather", (x.movedim(dim, 0), index))
 
 
-@_row("cross")
+@meaning("cross")
 def _cross(t: Any, x: Any, y: Any, dim: Any = -1) -> Any:
     x, y = t.lift(x), t.lift(y)
     a, b = _unbind(t, x, dim), _unbind(t, y, dim)

@@ -1,4 +1,4 @@
-"""Graphs: which sources reach which destinations. Immutable values, pytree nodes, savable; implicit kinds store O(N) or less."""
+"""Graphs: which sources reach which destinations. Immutable, pytree nodes, savable; implicit kinds store O(N)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ class Graph:
 
     Made by the constructors below. Edges of implicit kinds are numbered by destination, then source; those of
     `from_edge_index` as they were given; `to_csr` and `reverse` keep the numbers, `cat` numbers part after part.
-    Shapes, dtypes and devices are checked always. Values are checked when a graph is built eagerly: on the host always; on
-    a device with one read, and only if that read also finds a size (or number of edges) that was not given. While
-    compiling, exporting or capturing nothing is read: a row that does not exist then counts as no edge.
+    Shapes, dtypes and devices are checked always. Values are checked when a graph is built eagerly: on the host
+    always; on a device with one read, and only if that read also finds a size (or number of edges) that was not
+    given. While compiling, exporting or capturing nothing is read: a row that does not exist then counts as no
+    edge.
 
     >>> import tiga as tg
     >>> tg.Graph.triangular(3).to_mask().int().tolist()
@@ -130,9 +131,10 @@ class Graph:
     ) -> Graph:
         """{(i, j) of one segment: j <= i + offset if causal}: packed sequences of different lengths.
 
-        boundaries: running totals of the lengths from 0, [segments + 1] integers; src_boundaries: the same for sources,
-        by default equal. Causal segments of unequal lengths need align="bottom-right" (the last rows meet) or "top-left".
-        Sizes are the last boundaries unless given; rows after the last boundary have no edges. Stores O(segments).
+        boundaries: running totals of the lengths from 0, [segments + 1] integers; src_boundaries: the same for
+        sources, by default equal. Causal segments of unequal lengths need align="bottom-right" (the last rows
+        meet) or "top-left". Sizes are the last boundaries unless given; rows after the last boundary have no
+        edges. Stores O(segments).
 
         >>> import tiga as tg
         >>> tg.Graph.cu_seqlens([0, 1, 3]).to_mask().int().tolist()
@@ -144,8 +146,8 @@ class Graph:
     def intervals(start: Any, stop: Any, num_src: int, start2: Any = None, stop2: Any = None) -> Graph:
         """{(i, j): start[i] <= j < stop[i] or start2[i] <= j < stop2[i]}: prefix-LM, sinks and a window, padding.
 
-        Each [num_dst] integers in 0..num_src; stop <= start is an empty interval; intervals of a row that overlap raise.
-        Stores the tensors as they are; eagerly one read checks them and counts the edges.
+        Each [num_dst] integers in 0..num_src; stop <= start is an empty interval; intervals of a row that
+        overlap raise. Stores the tensors as they are; eagerly one read checks them and counts the edges.
 
         >>> import tiga as tg
         >>> tg.Graph.intervals([0, 1], [2, 1], 3).to_mask().int().tolist()
@@ -157,8 +159,8 @@ class Graph:
     def from_edge_index(edge_index: Any, num_src: int | None = None, num_dst: int | None = None) -> Graph:
         """{(edge_index[1, e], edge_index[0, e])}: row 0 sources, row 1 destinations, as in PyG; edge e has number e.
 
-        edge_index: (2, num_edges) integers, in any order, repeated pairs are separate edges. Sizes default to the largest
-        row + 1. Sorted by destination, stably; stores num_dst + 1 + 2 num_edges integers.
+        edge_index: (2, num_edges) integers, in any order, repeated pairs are separate edges. Sizes default to
+        the largest row + 1. Sorted by destination, stably; stores num_dst + 1 + 2 num_edges integers.
 
         >>> import tiga as tg
         >>> tg.Graph.from_edge_index([[0, 2], [1, 0]], num_src=3, num_dst=2).to_mask().int().tolist()
@@ -185,10 +187,11 @@ class Graph:
     ) -> Graph:
         """{(i, j): |x_j - x_i| <= cutoff, j != i unless loop, batch[i] == batch[j]}, ordered by (i, j).
 
-        positions: (num_nodes, dim), floating point; batch: [num_nodes] integers, in any order. Distances are those of
-        differences taken in the dtype of positions; the cutoff is included. A node with more than max_neighbors raises: the
-        result is never cut. O(nodes + edges) at uniform density, any device. The graph keeps positions, so that
-        edge.displacement = x_j - x_i and edge.distance are differentiable in them. NaN positions or cutoff raise.
+        positions: (num_nodes, dim), floating point; batch: [num_nodes] integers, in any order. Distances are
+        those of differences taken in the dtype of positions; the cutoff is included. A node with more than
+        max_neighbors raises: the result is never cut. O(nodes + edges) at uniform density, any device. The
+        graph keeps positions, so that edge.displacement = x_j - x_i and edge.distance are differentiable in
+        them. NaN positions or cutoff raise.
 
         >>> import tiga as tg, torch
         >>> tg.Graph.radius(torch.tensor([[0.0], [1.0], [3.0]]), 1.0).to_mask().int().tolist()
@@ -222,8 +225,8 @@ class Graph:
     def cat(graphs: Iterable[Graph]) -> Graph:
         """Block diagonal: rows, sources and edge numbers of the parts one after another. cat([]) has no rows.
 
-        Implicit parts give an implicit graph of O(parts) storage (O(rows) with `intervals`); a list among them gives a list.
-        Positions are kept when every part has them.
+        Implicit parts give an implicit graph of O(parts) storage (O(rows) with `intervals`); a list among them
+        gives a list. Positions are kept when every part has them.
 
         >>> import tiga as tg
         >>> tg.Graph.cat([tg.Graph.dense(1), tg.Graph.triangular(2)]).to_mask().int().tolist()

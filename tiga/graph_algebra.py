@@ -1,8 +1,8 @@
 """Graphs as sets of pairs: lists, masks, transposes, block diagonals, intersections and unions.
 
-Functions of graphs that return the payload (kind, ints, tensors) of a new one, in the orientation it is used in. Implicit
-kinds stay implicit where they can: a band becomes a block, any implicit kind becomes row intervals, and edges are
-listed only where more than two intervals a row would be needed or an operand is itself a list.
+Functions of graphs that return the payload (kind, ints, tensors) of a new one, in the orientation it is used in.
+Implicit kinds stay implicit where they can: a band becomes a block, any implicit kind becomes row intervals, and edges
+are listed only where more than two intervals a row would be needed or an operand is itself a list.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def used_intervals(graph: Graph) -> tuple[Interval, ...] | None:
 
 
 def block_columns(graph: Graph, row: Any, source: Any) -> tuple[Any, Any, Any, Any]:
-    """(last rows, last sources, low, high) of a band or blocks graph that begins at (row, source): numbers or tensors."""
+    """(last rows, last sources, low, high) of a band or blocks graph that begins at (row, source)."""
     if graph.kind == "blocks":
         dst, src, low, high = graph.tensors
         return dst[1:].to(torch.int64) + row, src[1:].to(torch.int64) + source, low, high

@@ -51,7 +51,8 @@ def cu_seqlens(
     asked = "Graph.cu_seqlens"
     if align is not None and (align not in ALIGNMENTS or not causal):
         raise TigaError(
-            f"{asked}: align={align!r} with causal={causal}, but align is one of {ALIGNMENTS} and belongs to causal=True."
+            f"{asked}: align={align!r} with causal={causal}, but align is one of {ALIGNMENTS} and belongs to "
+            "causal=True."
         )
     same = src_boundaries is None or src_boundaries is boundaries
     num_dst, dst, dst_values = _boundaries(asked, boundaries, "boundaries", num_dst, "num_dst")

@@ -1,5 +1,6 @@
 """What a graph is checked for when it is built: Python types and shapes always, values only where reading them is free
-of surprise. Messages begin with the constructor that was asked, name the argument and the number, and say what to write.
+of surprise. Messages begin with the constructor that was asked, name the argument and the number, and say what to
+write.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def can_read(*tensors: Tensor) -> bool:
 
 
 def should_read(complete: bool, *tensors: Tensor) -> bool:
-    """Whether values are checked: always on the host; on a device only to find what was not given (`complete` False)."""
+    """Whether values are checked: on the host always; on a device only to find what was not given."""
     return can_read(*tensors) and not (complete and any(t.device.type != "cpu" for t in tensors))
 
 

@@ -1,23 +1,24 @@
 """How the reference path holds the edges of a range of destinations: as a block of pairs with a mask, or as a list.
 
-Both answer the same questions - a node's field at its edges, folds over segments, edge numbers - so that an interpreter of programs
-need not know which it runs on. Blocks make inner products and weighted sums matrix products; lists touch nothing but edges.
+Both answer the same questions - a node's field at its edges, folds over segments, edge numbers - so that an interpreter
+of programs need not know which it runs on. Blocks make inner products and weighted sums matrix products; lists touch
+nothing but edges.
 """
+
 from __future__ import annotations
 
 import math
-from typing import Any, Iterator, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tiga import passes
-from tiga.relations import edge_offsets, is_implicit, row_intervals
 
-BUDGET = 1 << 24                         # elements of all edge values that are alive at once
-RUN = 64                                 # edges that are added one after another
-FEW = 4096                               # products that are not worth a matrix product
-_FAR_AWAY = 1 << 62
+BUDGET = 1 << 24  # elements of all edge values that are alive at once
+RUN = 64  # edges that are added one after another
+FEW = 4096  # products that are not worth a matrix product
+FAR_AWAY = 1 << 62
 
 
 class Far(NamedTuple):
@@ -41,8 +42,8 @@ def add_rows(out: Tensor, rows: Tensor, x: Tensor) -> Tensor:
     return out.index_put_((rows,), x, accumulate=True)
 
 
-def _runs(rows: Tensor, count: int) -> Optional[tuple[Tensor, Tensor]]:
-    """The run of each edge and the row of each run: long rows are sums of sums of RUN edges, so that rounding does not grow with their length."""
+def _runs(rows: Tensor, count: int) -> tuple[Tensor, Tensor] | None:
+    """The run of each edge and the row of each run: sums of sums of RUN edges keep rounding from growing."""
     counts = torch.bincount(rows, minlength=count)
     if rows.shape[0] <= RUN or int(counts.max()) <= RUN:
         return None
@@ -50,20 +51,25 @@ def _runs(rows: Tensor, count: int) -> Optional[tuple[Tensor, Tensor]]:
     rank = torch.empty_like(rows)
     rank[order] = torch.arange(rows.shape[0], device=rows.device) - (counts.cumsum(0) - counts)[rows[order]]
     many = (counts + RUN - 1) // RUN
-    return (many.cumsum(0) - many)[rows] + rank // RUN, torch.repeat_interleave(torch.arange(counts.shape[0], device=rows.device), many)
+    return (many.cumsum(0) - many)[rows] + rank // RUN, torch.repeat_interleave(
+        torch.arange(counts.shape[0], device=rows.device), many
+    )
 
 
 def pieces(rows: int, width: int) -> list[tuple[int, int]]:
-    """Ranges of rows, at least one, that hold no more than a quarter of BUDGET elements each where a row has `width`."""
+    """Ranges of rows, at least one, of at most a quarter of BUDGET elements each where a row has `width`."""
     step = max(1, BUDGET // max(1, 4 * width))
     return [(a, min(a + step, rows)) for a in range(0, max(1, rows), step)]
 
 
 class Layout:
-    """lead: how many leading dimensions stand for the edges. rows, cols: the range of destinations and of sources; pairs: how many it holds."""
+    """lead: how many leading dimensions stand for the edges.
+
+    rows, cols: the range of destinations and of sources; pairs: how many it holds.
+    """
 
     lead: int
-    visit: str                           # the pass that visits it
+    visit: str  # the pass that visits it
     pairs: int
     rows: tuple[int, int]
 
@@ -91,7 +97,7 @@ class Listed(Layout):
     def __init__(self, rows: tuple[int, int], dst: Tensor, src: Tensor, number: Tensor) -> None:
         self.rows, self.dst, self.src, self.numbers = rows, dst, src, number
         self.pairs = dst.shape[0]
-        self._runs: dict[str, Optional[tuple[Tensor, Tensor]]] = {}
+        self._runs: dict[str, tuple[Tensor, Tensor] | None] = {}
 
     @property
     def number(self) -> Tensor:
@@ -137,7 +143,9 @@ class Listed(Layout):
         if not isinstance(x, Far):
             return self.sum(weight * self.edge(x))
         field, at = (x.tensor, self.src) if x.place == "src" else (x.tensor, self.dst)
-        total = field.new_zeros((self.rows[1] - self.rows[0], *torch.broadcast_shapes(weight.shape[1:], field.shape[1:])))
+        total = field.new_zeros(
+            (self.rows[1] - self.rows[0], *torch.broadcast_shapes(weight.shape[1:], field.shape[1:]))
+        )
         weight = self.full(weight)
         for a, b in pieces(self.dst.shape[0], total[:1].numel()):
             add_rows(total, self.dst[a:b], weight[a:b] * field[at[a:b]])
@@ -168,14 +176,13 @@ class Listed(Layout):
         if x.is_floating_point():
             hit |= torch.isnan(x) & torch.isnan(best[self.dst])
         number = self.numbers.view(-1, *[1] * (x.dim() - 1)).expand_as(hit)
-        found = self._fold(torch.where(hit, number, _FAR_AWAY), "amin", -1)
+        found = self._fold(torch.where(hit, number, FAR_AWAY), "amin", -1)
         return best.to(x.dtype), found
 
     def store(self, out: Tensor, x: Any) -> None:
         out[self.numbers] = self.full(self.edge(x)).to(out.dtype)
 
-
-    def listed(self) -> "Listed":
+    def listed(self) -> Listed:
         return self
 
     def scan(self, reverse: bool, begin: list, values: list, step: Any) -> tuple[list, list]:
@@ -193,7 +200,7 @@ class Listed(Layout):
             new, outs = step([s[:active] for s in states], [x[at] for x in values])
             if not results:
                 results = [o.new_zeros((self.dst.shape[0], *o.shape[1:])) for o in outs]
-            for held, o in zip(results, outs):                 # before the states move on: a result may be an old state
+            for held, o in zip(results, outs):  # before the states move on: a result may be an old state
                 held[at] = o
             for held, s in zip(states, new):
                 held[:active] = s
@@ -207,7 +214,7 @@ class Blocked(Layout):
     lead = 2
     visit = "interpret-blocked"
 
-    def __init__(self, rows: tuple[int, int], cols: tuple[int, int], mask: Optional[Tensor], numbers: Any) -> None:
+    def __init__(self, rows: tuple[int, int], cols: tuple[int, int], mask: Tensor | None, numbers: Any) -> None:
         self.rows, self.cols, self.mask, self._numbers = rows, cols, mask, numbers
         self.pairs = (rows[1] - rows[0]) * (cols[1] - cols[0])
         self._finite: dict[int, bool] = {}
@@ -227,7 +234,7 @@ class Blocked(Layout):
         return self._numbers
 
     def from_src(self, x: Tensor) -> Tensor:
-        return x[self.cols[0]:self.cols[1]].unsqueeze(0)
+        return x[self.cols[0] : self.cols[1]].unsqueeze(0)
 
     def from_dst(self, x: Tensor) -> Tensor:
         return x.unsqueeze(1)
@@ -239,7 +246,7 @@ class Blocked(Layout):
             return x[self.number]
         return x[torch.where(self.mask & (self.number < x.shape[0]), self.number, 0)]
 
-    def _live(self, x: Tensor) -> Optional[Tensor]:
+    def _live(self, x: Tensor) -> Tensor | None:
         return None if self.mask is None else self.mask.view(*self.mask.shape, *[1] * (x.dim() - 2))
 
     def only(self, x: Tensor) -> Tensor:
@@ -255,7 +262,7 @@ class Blocked(Layout):
             a, b = b, a
         if not (isinstance(a, Far) and isinstance(b, Far) and a.place == "src" and b.place == "dst"):
             return (self.edge(a) * self.edge(b)).sum(-1)
-        x, y = a.tensor[self.cols[0]:self.cols[1]], b.tensor
+        x, y = a.tensor[self.cols[0] : self.cols[1]], b.tensor
         if x.numel() * y.shape[0] <= FEW:
             return (self.edge(a) * self.edge(b)).sum(-1)
         if x.dim() != y.dim() or x.shape[-1] != y.shape[-1] or x.dtype != y.dtype or not x.is_floating_point():
@@ -263,17 +270,21 @@ class Blocked(Layout):
         passes.ran("inner-products-as-matmul")
         return torch.matmul(y.movedim(0, -2), x.movedim(0, -2).transpose(-1, -2)).movedim((-2, -1), (0, 1))
 
-    def _matrix(self, x: Any, far: str) -> Optional[Tensor]:
+    def _matrix(self, x: Any, far: str) -> Tensor | None:
         """The other end's field as (*features, cols or rows, width) where a zero weight is harmless to it."""
         if not isinstance(x, Far) or x.place != far:
             return None
-        t = x.tensor[self.cols[0]:self.cols[1]] if far == "src" else x.tensor
+        t = x.tensor[self.cols[0] : self.cols[1]] if far == "src" else x.tensor
         if self.mask is not None and t.is_floating_point() and not bool(t.isfinite().all()):
             return None
         return t
 
-    def _contract(self, weight: Tensor, x: Any, far: str) -> Optional[Tensor]:
-        if weight.dim() < 3 or weight.shape[-1] != 1 or weight.shape[:2] != (self.rows[1] - self.rows[0], self.cols[1] - self.cols[0]):
+    def _contract(self, weight: Tensor, x: Any, far: str) -> Tensor | None:
+        if (
+            weight.dim() < 3
+            or weight.shape[-1] != 1
+            or weight.shape[:2] != (self.rows[1] - self.rows[0], self.cols[1] - self.cols[0])
+        ):
             return None
         t = self._matrix(x, far)
         if t is None or t.dim() != weight.dim() - 1 or t.dtype != weight.dtype or not t.is_floating_point():
@@ -284,7 +295,7 @@ class Blocked(Layout):
         passes.ran("weighted-sums-as-matmul")
         return torch.matmul(w, t.movedim(0, -2)).movedim(-2, 0)
 
-    def _product(self, x: Any, far: str) -> Optional[Tensor]:
+    def _product(self, x: Any, far: str) -> Tensor | None:
         if isinstance(x, Product):
             for weight, field in ((x.a, x.b), (x.b, x.a)):
                 if isinstance(weight, Tensor):
@@ -299,7 +310,7 @@ class Blocked(Layout):
 
     def sum_to_src(self, x: Any, out: Tensor) -> None:
         part = self._product(x, "dst")
-        out[self.cols[0]:self.cols[1]] += self.only(self.full(self.edge(x))).sum(0) if part is None else part
+        out[self.cols[0] : self.cols[1]] += self.only(self.full(self.edge(x))).sum(0) if part is None else part
 
     def flat(self, x: Any) -> Tensor:
         x = self.full(self.edge(x))
@@ -337,7 +348,11 @@ class Blocked(Layout):
     def first(self, x: Any, how: str) -> tuple[Tensor, Tensor]:
         x = self.full(self.edge(x))
         wide = x.to(torch.int64) if x.dtype == torch.bool else x
-        low = (-torch.inf if how == "amax" else torch.inf) if wide.is_floating_point() else getattr(torch.iinfo(wide.dtype), "min" if how == "amax" else "max")
+        low = (
+            (-torch.inf if how == "amax" else torch.inf)
+            if wide.is_floating_point()
+            else getattr(torch.iinfo(wide.dtype), "min" if how == "amax" else "max")
+        )
         best = self._fold(wide, how, low)
         hit = wide == best.unsqueeze(1)
         if x.is_floating_point():
@@ -345,162 +360,10 @@ class Blocked(Layout):
         live = self._live(x)
         hit = hit if live is None else hit & live
         number = self.number.view(*self.number.shape, *[1] * (x.dim() - 2))
-        found = self._fold(torch.where(hit, number, _FAR_AWAY), "amin", _FAR_AWAY)
-        none = found == _FAR_AWAY
+        found = self._fold(torch.where(hit, number, FAR_AWAY), "amin", FAR_AWAY)
+        none = found == FAR_AWAY
         return torch.where(none, 0, best).to(x.dtype), torch.where(none, -1, found)
 
     def store(self, out: Tensor, x: Any) -> None:
         at = self.number.flatten() if self.mask is None else self.number[self.mask]
         out[at] = self.flat(x).to(out.dtype)
-
-
-# ---- cutting a relation into such ranges ------------------------------------------------------------------------------------------------------
-
-def layouts(kind: str, ints: tuple, tensors: tuple, reverse: bool, device: Any, width: int) -> Iterator[Any]:
-    """Ranges of destinations that together hold each edge once. width: elements of edge values a pair needs."""
-    if not is_implicit(kind):
-        yield from _listed_csr(ints, tensors, device, width)
-    elif reverse:
-        yield from _reversed(kind, ints, tensors, device, width)
-    else:
-        yield from _implicit(kind, ints, tensors, device, width)
-
-
-def _cuts(offsets: Tensor, width: int) -> list[int]:
-    """Row boundaries with about BUDGET / width edges between them; a heavier row stands alone."""
-    rows, edges = offsets.shape[0] - 1, int(offsets[-1])
-    most = max(1, BUDGET // max(1, width))
-    if edges <= most:
-        return [0, rows]
-    marks = torch.arange(most, edges, most, device=offsets.device)
-    cut = torch.searchsorted(offsets, marks, right=True) - 1
-    both = torch.cat([cut, cut + 1]).clamp(0, rows)
-    return torch.unique(torch.cat([both, both.new_tensor([0, rows])])).tolist()
-
-
-def _listed_csr(ints: tuple, tensors: tuple, device: Any, width: int) -> Iterator[Listed]:
-    num_dst, num_src = ints[0], ints[1]
-    edges = tensors[1].shape[0]
-    # rows that were never checked may be anything: they are made to increase and to stay inside col
-    rowptr = tensors[0].to(torch.int64).clamp(0, edges).cummax(0).values if num_dst else tensors[0].to(torch.int64)
-    cuts = _cuts(rowptr, width)
-    starts = rowptr[torch.tensor(cuts, device=device)].tolist()
-    for a, b, first, last in zip(cuts, cuts[1:], starts, starts[1:]):
-        counts = rowptr[a + 1:b + 1] - rowptr[a:b]
-        dst = torch.repeat_interleave(torch.arange(b - a, device=device), counts, output_size=last - first)
-        src = tensors[1][first:last].to(torch.int64)
-        number = tensors[2][first:last].to(torch.int64) if len(tensors) == 3 else torch.arange(first, last, device=device)
-        good = (src >= 0) & (src < num_src) & (number >= 0) & (number < edges)
-        if not bool(good.all()):
-            dst, src, number = dst[good], src[good], number[good]
-        yield Listed((a, b), dst, src, number)
-
-
-def _spans(kind: str, ints: tuple, tensors: tuple, device: Any) -> tuple:
-    return row_intervals(kind, ints, tensors, 0, ints[0], device)
-
-
-def _implicit(kind: str, ints: tuple, tensors: tuple, device: Any, width: int) -> Iterator[Any]:
-    num_dst = ints[0]
-    spans = _spans(kind, ints, tensors, device)
-    first = edge_offsets(kind, ints, tensors, device)
-    step, ranges = _block_rows(num_dst, spans, width)
-    if step == 0:
-        yield from _listed_implicit(spans, first, device, width)
-        return
-    for a, (lo, hi, whole) in zip(range(0, num_dst, step), ranges):
-        b = min(a + step, num_dst)
-        cut = tuple([(s[a:b], e[a:b]) for s, e in spans])
-        j = torch.arange(lo, hi, device=device)
-        mask = None if whole else _inside(j, cut)
-        yield Blocked((a, b), (lo, hi), mask, _Numbers(j, cut, first[a:b]))
-
-
-def _block_rows(num_dst: int, spans: tuple, width: int) -> tuple[int, list]:
-    """Rows a block and each block's (first source, last source, no mask); 0 rows: blocks would hold far more pairs than edges."""
-    if num_dst == 0:
-        return 1, []
-    edges = int(sum((e - s).sum() for s, e in spans))
-    for step in (2048, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1):
-        if step >= 2 * num_dst and step > 1:
-            continue
-        ranges = _ranges(num_dst, spans, step)
-        pairs = step * sum(hi - lo for lo, hi, _ in ranges)
-        most = step * max([hi - lo for lo, hi, _ in ranges], default=0)
-        if most * width <= BUDGET and (pairs <= 4 * edges + 4096):
-            return step, ranges
-    return (0, []) if pairs > 8 * edges else (step, ranges)
-
-
-def _ranges(num_dst: int, spans: tuple, step: int) -> list:
-    count = -(-num_dst // step)
-    low, high, inner_low, inner_high = [], [], [], []
-    for s, e in spans:
-        empty = s >= e
-        low.append(_chunked(torch.where(empty, _FAR_AWAY, s), step, count, _FAR_AWAY).amin(1))
-        high.append(_chunked(torch.where(empty, -1, e), step, count, -1).amax(1))
-        inner_low.append(_chunked(s, step, count, -1).amax(1))
-        inner_high.append(_chunked(torch.where(empty, -1, e), step, count, _FAR_AWAY).amin(1))
-    lo, hi = torch.stack(low).amin(0), torch.stack(high).amax(0)
-    whole = (inner_low[0] == lo) & (inner_high[0] == hi) if len(spans) == 1 else torch.zeros_like(lo, dtype=torch.bool)
-    none = hi < 0
-    return list(zip(torch.where(none, 0, lo).tolist(), torch.where(none, 0, hi).tolist(), whole.tolist()))
-
-
-def _chunked(x: Tensor, step: int, count: int, fill: int) -> Tensor:
-    pad = count * step - x.shape[0]
-    return (torch.cat([x, x.new_full((pad,), fill)]) if pad else x).view(count, step)
-
-
-def _inside(j: Tensor, spans: tuple) -> Tensor:
-    mask = None
-    for s, e in spans:
-        m = (j >= s[:, None]) & (j < e[:, None])
-        mask = m if mask is None else mask | m
-    assert mask is not None
-    return mask
-
-
-class _Numbers:
-    """Edge numbers of a block, made when asked for: first[i] + rank of j among the sources of i."""
-
-    def __init__(self, j: Tensor, spans: tuple, first: Tensor) -> None:
-        self.j, self.spans, self.first = j, spans, first
-
-    def __call__(self) -> Tensor:
-        (s, e), rest = self.spans[0], self.spans[1:]
-        rank = self.j - s[:, None]
-        for s2, _ in rest:
-            rank = torch.where(self.j >= s2[:, None], self.j - s2[:, None] + (e - s)[:, None], rank)
-        return self.first[:, None] + rank
-
-
-def _listed_implicit(spans: tuple, first: Tensor, device: Any, width: int) -> Iterator[Listed]:
-    cuts = _cuts(first, width)
-    starts = first[torch.tensor(cuts, device=device)].tolist()
-    for a, b, begin, end in zip(cuts, cuts[1:], starts, starts[1:]):
-        counts = first[a + 1:b + 1] - first[a:b]
-        dst = torch.repeat_interleave(torch.arange(b - a, device=device), counts, output_size=end - begin)
-        number = torch.arange(begin, end, device=device)
-        rank = number - first[a:b][dst]
-        src = spans[0][0][a:b][dst] + rank
-        for s, e in spans[1:]:
-            before = (spans[0][1] - spans[0][0])[a:b][dst]
-            src = torch.where(rank >= before, s[a:b][dst] + rank - before, src)
-        yield Listed((a, b), dst, src, number)
-
-
-def _reversed(kind: str, ints: tuple, tensors: tuple, device: Any, width: int) -> Iterator[Blocked]:
-    """Destinations are the base's sources: a block holds all base rows that reach into the range."""
-    base_rows, base_cols = ints[0], ints[1]
-    spans = _spans(kind, ints, tensors, device)
-    first = edge_offsets(kind, ints, tensors, device)
-    step = int(max(1, min(base_cols, 512, BUDGET // max(1, width * max(1, base_rows)))))
-    for a in range(0, base_cols, step):
-        b = min(a + step, base_cols)
-        reach = torch.stack([(s < b) & (e > a) & (e > s) for s, e in spans]).any(0).nonzero()
-        lo, hi = (int(reach[0]), int(reach[-1]) + 1) if reach.shape[0] else (0, 0)
-        cut = tuple([(s[lo:hi], e[lo:hi]) for s, e in spans])
-        j = torch.arange(a, b, device=device)
-        numbers = _Numbers(j, cut, first[lo:hi])
-        yield Blocked((a, b), (lo, hi), _inside(j, cut).t(), lambda numbers=numbers: numbers().t())

@@ -1,9 +1,10 @@
 """MessagePassing: the user's edge function and a graph become one operator call."""
+
 from __future__ import annotations
 
 import inspect
 import warnings
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,8 @@ from tiga import passes
 from tiga.errors import TigaError, TraceError
 from tiga.graph import Graph
 from tiga.ops.propagate import _op as propagate
-from tiga.trace import Fields, Stage, Sym, Tracer, stages
+from tiga.stages import Stage, stages
+from tiga.trace import Fields, Sym, Tracer
 from tiga.types import NAMES
 
 
@@ -28,19 +30,24 @@ class Call(NamedTuple):
 class MessagePassing(nn.Module):
     """result[i] = reduce over the edges j -> i of edge(src[j], dst[i], edge[j -> i]).
 
-    Subclass it, set a reducer, and write `edge(self, src, dst, edge, **uniform)`: it is run once on symbolic values and describes the life of ONE edge.
-    Calling the module: graph, then src / dst / edge: dictionaries of tensors (num_src, *features), (num_dst, *features), (num_edges, *features) - edge
-    fields in the order of the graph's edge numbers - and uniform arguments, tensors or numbers, by name. The result is what `edge` returns: (num_dst,
-    *features) for a reducer's result, (num_edges, *features) for a bare edge value, tuples and dictionaries of these.
+    Subclass it, set a reducer, and write `edge(self, src, dst, edge, **uniform)`: it is run once on symbolic values
+    and describes the life of ONE edge. Calling the module: graph, then src / dst / edge: dictionaries of tensors
+    (num_src, *features), (num_dst, *features), (num_edges, *features) - edge fields in the order of the graph's
+    edge numbers - and uniform arguments, tensors or numbers, by name. The result is what `edge` returns: (num_dst,
+    *features) for a reducer's result, (num_edges, *features) for a bare edge value, tuples and dictionaries of
+    these.
 
-    16-bit values are computed in float32 and rounded at the outputs, which have the dtype of their expression. Rows without edges give 0. Differentiable
-    to any order. Raises TigaError for fields that do not fit the graph, and TraceError, quoting the line, for what cannot be traced.
+    16-bit values are computed in float32 and rounded at the outputs, which have the dtype of their expression. Rows
+    without edges give 0. Differentiable to any order. Raises TigaError for fields that do not fit the graph, and
+    TraceError, quoting the line, for what cannot be traced.
     """
 
     def edge(self, src: Any, dst: Any, edge: Any, **uniform: Any) -> Any:
         raise TigaError(f"{type(self).__name__} has no edge function. Define edge(self, src, dst, edge, ...).")
 
-    def forward(self, graph: Graph, src: Optional[dict] = None, dst: Optional[dict] = None, edge: Optional[dict] = None, **uniform: Any) -> Any:
+    def forward(
+        self, graph: Graph, src: dict | None = None, dst: dict | None = None, edge: dict | None = None, **uniform: Any
+    ) -> Any:
         if torch.compiler.is_compiling():
             return self._trace(graph, given(src), given(dst), given(edge), uniform).run()
         with passes.Record() as record:
@@ -49,20 +56,29 @@ class MessagePassing(nn.Module):
         self._remember(traced, record)
         return result
 
-    def lower(self, graph: Graph, src: Optional[dict] = None, dst: Optional[dict] = None, edge: Optional[dict] = None, **uniform: Any) -> Call:
+    def lower(
+        self, graph: Graph, src: dict | None = None, dst: dict | None = None, edge: dict | None = None, **uniform: Any
+    ) -> Call:
         """The arguments of torch.ops.tiga.propagate for this call: (program, tensors, ints, scalars)."""
         traced = self._trace(graph, given(src), given(dst), given(edge), uniform)
         if len(traced.stages) > 1:
-            raise TigaError(f"{type(self).__name__}.edge reads a finished fold on its edges, so it is {len(traced.stages)} programs, one after another; "
-                            "lower() gives the call of one. Call the module, and see them with ir('domain').")
+            raise TigaError(
+                f"{type(self).__name__}.edge reads a finished fold on its edges, so it is {len(traced.stages)} "
+                "programs, one after another; "
+                "lower() gives the call of one. Call the module, and see them with ir('domain')."
+            )
         return traced.call(traced.stages[0], [])
 
-    def _trace(self, graph: Graph, src: dict, dst: dict, edge: dict, uniform: dict) -> "Traced":
+    def _trace(self, graph: Graph, src: dict, dst: dict, edge: dict, uniform: dict) -> Traced:
         check_fields(type(self).__name__, graph, src, dst, edge)
         device = device_of(type(self).__name__, graph, src, dst, edge, uniform)
         tracer = Tracer()
         tracer.home = device
-        places = (Fields(tracer, "src", src, {}), Fields(tracer, "dst", dst, {}), Fields(tracer, "edge", edge, provided(tracer, graph, src, dst)))
+        places = (
+            Fields(tracer, "src", src, {}),
+            Fields(tracer, "dst", dst, {}),
+            Fields(tracer, "edge", edge, provided(tracer, graph, src, dst)),
+        )
         arguments = {}
         for name, value in uniform.items():
             arguments[name] = uniform_argument(tracer, name, value)
@@ -74,24 +90,28 @@ class MessagePassing(nn.Module):
             passes.ran("trace")
         return Traced(self, tracer, graph, result, places)
 
-    def _remember(self, traced: "Traced", record: passes.Record) -> None:
+    def _remember(self, traced: Traced, record: passes.Record) -> None:
         from tiga.explain import remember
+
         remember(self, [stage.text for stage in traced.stages], traced.tracer.home, record)
 
     def explain(self) -> str:
-        """What ran at the last call made outside torch.compile: backend, provider, lowering, passes, cache key, remarks."""
+        """What ran at the last call outside torch.compile: backend, provider, lowering, passes, cache key, remarks."""
         from tiga.explain import explain
+
         return explain(self)
 
     def ir(self, level: str = "domain") -> str:
         """The text of a level of what was compiled at the last call: "domain" is the program."""
         from tiga.explain import ir
+
         return ir(self, level)
 
     @property
     def last_variant(self) -> Any:
         """What the last call compiled to: key, artifacts by level, cache hits and misses."""
         from tiga.explain import last_variant
+
         return last_variant(self)
 
 
@@ -120,7 +140,10 @@ class Traced:
             return tuple([self._flatten(r) for r in result])
         if isinstance(result, dict):
             return {name: self._flatten(r) for name, r in result.items()}
-        raise TraceError(f"{self.module_name}.edge returned {type(result).__name__}. Return what a reducer gives, or a traced value, or a tuple or dict of them.")
+        raise TraceError(
+            f"{self.module_name}.edge returned {type(result).__name__}. "
+            "Return what a reducer gives, or a traced value, or a tuple or dict of them."
+        )
 
     def call(self, stage: Stage, results: list) -> Call:
         tensors = []
@@ -152,10 +175,10 @@ class Traced:
 
 
 def returned(tracer: Tracer, x: Sym) -> Sym:
-    """A node's field returned as it is is a value of each edge; what a reducer gave stays a value of each destination."""
+    """A node's field returned as it is is a value of each edge; a reducer's result stays one of each destination."""
     if x.type.place == "edge" or tracer.is_reduced(x.ref):
         return x
-    return x.emit("spread", "edge")                              # type: ignore[return-value]
+    return x.emit("spread", "edge")  # type: ignore[return-value]
 
 
 def located(module: MessagePassing, places: tuple, arguments: dict) -> Any:
@@ -164,11 +187,13 @@ def located(module: MessagePassing, places: tuple, arguments: dict) -> Any:
         return module.edge(*places, **arguments)
     except TigaError as e:
         where = _user_line(module, e)
-        raise TraceError(f"while tracing {type(module).__name__}.edge{where}\n  {e}").with_traceback(e.__traceback__) from None
+        raise TraceError(f"while tracing {type(module).__name__}.edge{where}\n  {e}").with_traceback(
+            e.__traceback__
+        ) from None
 
 
 def _user_line(module: MessagePassing, e: BaseException) -> str:
-    own, frame, found = inspect.getmodule(MessagePassing).__file__.rsplit("/", 1)[0], e.__traceback__, None      # type: ignore[union-attr]
+    own, frame, found = inspect.getmodule(MessagePassing).__file__.rsplit("/", 1)[0], e.__traceback__, None  # type: ignore[union-attr]
     while frame is not None:
         name = frame.tb_frame.f_code.co_filename
         if not name.startswith(own) and "/torch/" not in name:
@@ -177,11 +202,12 @@ def _user_line(module: MessagePassing, e: BaseException) -> str:
     if found is None:
         return ""
     import linecache
+
     return f" ({found[0].rsplit('/', 1)[-1]}:{found[1]}):\n      {linecache.getline(*found).strip()}"
 
 
 def uniform_argument(tracer: Tracer, name: str, value: Any) -> Any:
-    """Tensors and Python's int, bool, str, None are handed on as they are; a float is a traced number, so that its value never specialises a program."""
+    """Tensors, int, bool, str, None are handed on; a float is a traced number: no value specialises a program."""
     if isinstance(value, (bool, int, str)) or value is None:
         return value
     if isinstance(value, float):
@@ -194,7 +220,7 @@ def uniform_argument(tracer: Tracer, name: str, value: Any) -> Any:
 
 
 def provided(tracer: Tracer, graph: Graph, src: dict, dst: dict) -> dict:
-    """Edge fields that the graph gives: number, and where it has positions displacement = pos_src - pos_dst and distance, its length."""
+    """Edge fields the graph gives: number; with positions displacement = pos_src - pos_dst and distance."""
     fields: dict[str, Any] = {"number": lambda: tracer.emit("number", ())}
     positions = graph.positions
     if positions is None:
@@ -210,6 +236,7 @@ def provided(tracer: Tracer, graph: Graph, src: dict, dst: dict) -> dict:
     def distance() -> Any:
         d = displacement()
         return tracer.emit("norm", ((d * d).emit("sum", "-1"),))
+
     fields["displacement"], fields["distance"] = displacement, distance
     return fields
 
@@ -224,7 +251,10 @@ def warn_unread(cls: type, places: tuple) -> None:
             key = (cls, fields._place, name)
             if name not in fields._read and key not in _unread:
                 _unread.add(key)
-                warnings.warn(f"{cls.__name__}: {fields._place} field {name!r} was given and the edge function never reads it.", stacklevel=4)
+                warnings.warn(
+                    f"{cls.__name__}: {fields._place} field {name!r} was given and the edge function never reads it.",
+                    stacklevel=4,
+                )
 
 
 def free_name(name: str, taken: dict) -> str:
@@ -233,31 +263,56 @@ def free_name(name: str, taken: dict) -> str:
     return name
 
 
-_PLACE_ROWS = (("src", "num_src", "sources"), ("dst", "num_dst", "destinations"))
-
-
 def check_fields(name: str, graph: Any, src: Any, dst: Any, edge: Any) -> None:
     """Fields are tensors with the graph's rows."""
     if not isinstance(graph, Graph):
-        raise TypeError(f"{name}: graph is {type(graph).__name__}; build one with tg.Graph.dense, .triangular, .cu_seqlens, .from_edge_index, ...")
+        raise TypeError(
+            f"{name}: graph is {type(graph).__name__}; build one with tg.Graph.dense, .triangular, .cu_seqlens, "
+            ".from_edge_index, ..."
+        )
     for place, fields in (("src", src), ("dst", dst), ("edge", edge)):
         if not isinstance(fields, dict):
-            raise TypeError(f"{name}: {place} is {type(fields).__name__}; give a dictionary of tensors, {place}={{'name': tensor}}.")
-        rows, noun = (graph.num_src, "sources") if place == "src" else (graph.num_dst, "destinations") if place == "dst" else (_edges(graph) if fields else None, "edges")
+            raise TypeError(
+                f"{name}: {place} is {type(fields).__name__}; give a dictionary of tensors, {place}={{'name': tensor}}."
+            )
+        rows, noun = (
+            (graph.num_src, "sources")
+            if place == "src"
+            else (graph.num_dst, "destinations")
+            if place == "dst"
+            else (_edges(graph) if fields else None, "edges")
+        )
         for key, t in fields.items():
             if not isinstance(t, Tensor):
-                raise TypeError(f"{name}: {place} field {key!r} is {type(t).__name__}, not a tensor. A number that all edges share is a keyword argument.")
-            if not isinstance(key, str) or not key.isidentifier() or not key.isascii() or len(key) > 64 or key[:2] == "__":
+                raise TypeError(
+                    f"{name}: {place} field {key!r} is {type(t).__name__}, not a tensor. "
+                    "A number that all edges share is a keyword argument."
+                )
+            if (
+                not isinstance(key, str)
+                or not key.isidentifier()
+                or not key.isascii()
+                or len(key) > 64
+                or key[:2] == "__"
+            ):
                 raise TigaError(f"{name}: {place} field name {key!r}; names are letters, digits and _, at most 64.")
             if t.dim() == 0:
                 raise TigaError(f"{name}: {place} field {key!r} has no dimensions; its first is the {noun}.")
             if t.dtype not in NAMES:
-                raise TypeError(f"{name}: {place} field {key!r} is {t.dtype}; programs compute with {', '.join(NAMES.values())}.")
+                raise TypeError(
+                    f"{name}: {place} field {key!r} is {t.dtype}; programs compute with {', '.join(NAMES.values())}."
+                )
             if rows is not None and t.shape[0] != rows:
                 more = f" Build the graph for {sized(t.shape[0])} {noun}, or give a field of {sized(rows)} rows."
                 if place == "edge":
-                    more = "\n  Edge fields are numbered by destination, then source; for a graph made by from_edge_index, in the order you gave the edges."
-                raise TigaError(f"{name} on {describe(graph)}: {place} field {key!r} has {sized(t.shape[0])} rows, but the graph has {sized(rows)} {noun}.{more}")
+                    more = (
+                        "\n  Edge fields are numbered by destination, then source; "
+                        "for a graph made by from_edge_index, in the order you gave the edges."
+                    )
+                raise TigaError(
+                    f"{name} on {describe(graph)}: {place} field {key!r} has {sized(t.shape[0])} rows, but the graph "
+                    f"has {sized(rows)} {noun}.{more}"
+                )
 
 
 def _edges(graph: Graph) -> Any:
@@ -285,11 +340,15 @@ def device_of(name: str, graph: Graph, src: dict, dst: dict, edge: dict, uniform
             if home is None:
                 home, first = t.device, f"{place} field {key!r}"
             elif t.device != home:
-                raise TigaError(f"{name}: {place} field {key!r} is on {t.device}, {first} on {home}. Put all fields on one device.")
+                raise TigaError(
+                    f"{name}: {place} field {key!r} is on {t.device}, {first} on {home}. Put all fields on one device."
+                )
     if home is None:
         if graph.positions is None and not graph.tensors:
             raise TigaError(f"{name}: no field was given. Give src, dst or edge: dictionaries of tensors.")
         return graph.positions[0].device if graph.positions is not None else graph.tensors[0].device
     if graph.device is not None and graph.device.type != home.type:
-        raise TigaError(f"{name}: the graph is on {graph.device}, {first} on {home}. Move one of them: graph.to({str(home)!r}).")
+        raise TigaError(
+            f"{name}: the graph is on {graph.device}, {first} on {home}. Move one of them: graph.to({str(home)!r})."
+        )
     return home

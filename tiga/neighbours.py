@@ -1,4 +1,4 @@
-"""Radius and nearest-neighbour searches in torch operations: a cell list, batched, any device, any number of dimensions.
+"""Radius and nearest-neighbour searches in torch operations: a cell list, batched, any device and dimension.
 
 Nodes are sorted by the cell they lie in, over the (at most three) widest dimensions; the candidates of a node are a
 few runs of that order, found by searchsorted, and are measured in all dimensions. A chunk of candidates at a time, so
@@ -29,7 +29,7 @@ KEYS = 2**62
 """Cells that may be told apart; dimensions beyond that are left to the measuring."""
 
 SAMPLES = 16
-"""Nodes that a nearest-neighbour search lets look at all others: to find the scale to begin at, and the last to finish."""
+"""Nodes that a nearest-neighbour search lets look at all others: to find the scale to begin at, and the last ones."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ def radius_edges(
 ) -> tuple[Tensor, Tensor]:
     """{(i, j): |x_j - x_i| <= cutoff}, as (rowptr [num_nodes + 1], col [num_edges]), int64, ordered by (i, j).
 
-    j = i only with loop; pairs of different batch never. Raises for positions that are not finite, and for a node with more
-    than max_neighbors.
+    j = i only with loop; pairs of different batch never. Raises for positions that are not finite, and for a node
+    with more than max_neighbors.
     """
     batch = check_points(positions, batch, "Graph.radius")
     cutoff = check_cutoff(cutoff)
@@ -112,8 +112,8 @@ def radius_edges(
 def knn_edges(positions: Tensor, k: int, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """{(i, j): j among the k nearest to i, j != i}, as (rowptr [num_nodes + 1], col), int64, ordered by (i, j).
 
-    Of equally near nodes the lower; fewer than k where the batch has no more. The search radius doubles for the nodes that
-    have not found enough.
+    Of equally near nodes the lower; fewer than k where the batch has no more. The search radius doubles for the
+    nodes that have not found enough.
     """
     batch = check_points(positions, batch, "Graph.knn")
     _check_finite(positions, "Graph.knn")
@@ -182,8 +182,8 @@ def _grid(positions: Tensor, cutoff: float, batch: Tensor | None) -> Grid:
 def _without_gaps(cell: Tensor) -> Tensor:
     """Cells counted from 1 with runs of empty ones shortened to one: adjacent cells stay so, and no others become so.
 
-    A cluster far from the rest then costs no keys. The empty cell before the first, and after the last, is what a step over
-    the side lands in: it never wraps into the row, or the sample, beside it.
+    A cluster far from the rest then costs no keys. The empty cell before the first, and after the last, is what a
+    step over the side lands in: it never wraps into the row, or the sample, beside it.
     """
     values, which = cell.unique(return_inverse=True)
     places = torch.cat([values.new_ones(1), values.diff().clamp_max(2)]).cumsum(0)
@@ -193,7 +193,7 @@ def _without_gaps(cell: Tensor) -> Tensor:
 def _pairs(
     positions: Tensor, cutoff: float, batch: Tensor | None, rows: Tensor, loop: bool
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Chunks of (dst, src, squared distance) within the cutoff, ordered by (dst, src); a row's pairs are in one chunk."""
+    """Chunks of (dst, src, squared distance) within the cutoff, ordered by (dst, src); no row is divided."""
     if rows.numel() == 0:
         return
     grid = _grid(positions, cutoff, batch)
@@ -245,7 +245,7 @@ def _nearest(dst: Tensor, src: Tensor, squared: Tensor, wanted: Tensor) -> tuple
 
 
 def _first_radius(positions: Tensor, k: int, batch: Tensor | None) -> tuple[float, float]:
-    """(radius that holds the k nearest of most nodes, by a sample of them, and the diagonal of the box of all nodes)."""
+    """(radius that holds the k nearest of most nodes, by a sample; the diagonal of the box of all nodes)."""
     num_nodes = positions.shape[0]
     if num_nodes == 0:
         return 0.0, 0.0

@@ -4,6 +4,7 @@ A pass counts itself where its work is done (`ran`), so that a result taken from
 notes what a call consists of (`applied`, `running`, `visited`), cached or not. `explain` prints the notes; tests hold
 them against the counts. Neither keeps a tensor alive.
 """
+
 from __future__ import annotations
 
 import threading
@@ -44,7 +45,7 @@ class Run:
     def __init__(self, program: str) -> None:
         self.program, self.visit = program, ""
         self.names: set[str] = set()
-        self.sources: tuple[str, ...] = ()                     # of the kernels that were launched
+        self.sources: tuple[str, ...] = ()  # of the kernels that were launched
         self.ranges = self.most = self.visited = self.width = 0
 
 

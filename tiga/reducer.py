@@ -1,9 +1,10 @@
 """The reducers a user holds: attributes of a MessagePassing, called in its edge function."""
+
 from __future__ import annotations
 
 import builtins
 import math
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
@@ -16,17 +17,27 @@ from tiga.types import Type, is_one
 class Reducer:
     """out[i] = finalize(combine over the edges j -> i of lift(values)).
 
-    The user's own monoid subclasses this: `identity` (a tuple of numbers), `lift(*values) -> state`, `combine(state, state) -> state`,
-    `finalize(state) -> result`; combine must be associative and commutative. A row without edges gives finalize(identity).
+    The user's own monoid subclasses this: `identity` (a tuple of numbers), `lift(*values) -> state`,
+    `combine(state, state) -> state`, `finalize(state) -> result`; combine must be associative and commutative. A
+    row without edges gives finalize(identity).
     """
 
     name = ""
 
     def __call__(self, *values: Any) -> Any:
-        tracer = tracer_of(values)
+        tracer = tracer_of(values, needs_value(self, values))
         if not self.name:
             return monoid(self, tracer, values)
         return tracer.reduce("dst", self.name, tuple([strong(tracer, v) for v in values]))[0]
+
+
+def needs_value(reducer: Any, values: tuple) -> str:
+    """What a reducer says of arguments none of which is traced."""
+    given = ", ".join([type(x).__name__ for x in values]) or "nothing"
+    return (
+        f"{type(reducer).__name__} of {given}: a reducer needs a value of edges or nodes. "
+        "To fold a number once an edge, write torch.full_like(src.x, number) with a field x."
+    )
 
 
 def strong(tracer: Any, x: Any) -> Any:
@@ -40,7 +51,10 @@ def monoid(reducer: Any, tracer: Any, values: tuple) -> Any:
     who = type(reducer).__name__
     for part in ("identity", "combine"):
         if not hasattr(reducer, part):
-            raise TigaError(f"{who} has no {part}. A reducer defines identity (numbers), combine(a, b), and if need be lift(*values) and finalize(state).")
+            raise TigaError(
+                f"{who} has no {part}. A reducer defines identity (numbers), combine(a, b), and if need be "
+                "lift(*values) and finalize(state)."
+            )
     single = not isinstance(reducer.identity, (tuple, list))
     identity = (reducer.identity,) if single else tuple(reducer.identity)
     lifted = reducer.lift(*values) if hasattr(reducer, "lift") else values
@@ -51,7 +65,9 @@ def monoid(reducer: Any, tracer: Any, values: tuple) -> Any:
     combine = function_of(reducer.combine, (types, types), single, len(identity), f"{who}.combine")
     gradient = None
     if hasattr(reducer, "edge_gradient"):
-        gradient = function_of(reducer.edge_gradient, (types, types, types), single, len(identity), f"{who}.edge_gradient")
+        gradient = function_of(
+            reducer.edge_gradient, (types, types, types), single, len(identity), f"{who}.edge_gradient"
+        )
     if not torch.compiler.is_compiling():
         check_monoid(reducer, single, types)
     final = tracer.scan("forward", combine, len(identity), (*identity, *lifted), gradient)
@@ -85,7 +101,9 @@ class FunctionTracer(Tracer):
         self.who = who
 
     def operand(self, t: Any, place: str, name: str, flag: str = "") -> Any:
-        raise TraceError(f"{self.who} reads a tensor. It is a function of the states alone: bring the tensor in through lift.")
+        raise TraceError(
+            f"{self.who} reads a tensor. It is a function of the states alone: bring the tensor in through lift."
+        )
 
 
 _checked: set = set()
@@ -98,20 +116,33 @@ def check_monoid(reducer: Any, single: bool, types: tuple) -> None:
         return
     _checked.add(cls)
     generator = torch.Generator().manual_seed(0)
-    a, b, c = ([torch.rand((4, *[2 if is_one(s) else 3 for s in t.sizes][:1]), generator=generator, dtype=torch.float64) for t in types] for _ in range(3))
+    a, b, c = (
+        [
+            torch.rand((4, *[2 if is_one(s) else 3 for s in t.sizes][:1]), generator=generator, dtype=torch.float64)
+            for t in types
+        ]
+        for _ in range(3)
+    )
 
     def join(x: Any, y: Any) -> list:
         out = reducer.combine(x[0], y[0]) if single else reducer.combine(tuple(x), tuple(y))
         return list(out) if isinstance(out, (tuple, list)) else [out]
+
     with torch.no_grad():
-        for law, x, y in (("associative", join(join(a, b), c), join(a, join(b, c))), ("commutative", join(a, b), join(b, a))):
+        for law, x, y in (
+            ("associative", join(join(a, b), c), join(a, join(b, c))),
+            ("commutative", join(a, b), join(b, a)),
+        ):
             if not all(torch.allclose(p, q, rtol=1e-6, atol=1e-8) for p, q in zip(x, y)):
-                raise TigaError(f"{cls.__name__}.combine is not {law}: on random states the two orders differ by "
-                                f"{builtins.max(float((p - q).abs().max()) for p, q in zip(x, y)):.3g}. Edges may be folded in any order.")
+                raise TigaError(
+                    f"{cls.__name__}.combine is not {law}: on random states the two orders differ by "
+                    f"{builtins.max(float((p - q).abs().max()) for p, q in zip(x, y)):.3g}. "
+                    "Edges may be folded in any order."
+                )
 
 
 class Sum(Reducer):
-    """out[i] = sum_j message[i, j]; 0 for a row without edges. Accumulates in float32 (float64 for float64), in edge order."""
+    """out[i] = sum_j message[i, j]; 0 for a row without edges. Accumulates in float32 or float64, in edge order."""
 
     name = "sum"
 
@@ -120,7 +151,7 @@ class Mean(Reducer):
     """out[i] = sum_j message[i, j] / max(1, number of edges of i); 0 for a row without edges."""
 
     def __call__(self, *values: Any) -> Any:
-        tracer = tracer_of(values)
+        tracer = tracer_of(values, needs_value(self, values))
         total = tracer.reduce("dst", "sum", tuple([strong(tracer, v) for v in values]))[0]
         count = tracer.reduce("dst", "count", ())[0]
         out = total / tracer.emit("maximum", (count, 1))
@@ -128,13 +159,13 @@ class Mean(Reducer):
 
 
 class Max(Reducer):
-    """out[i] = max_j message[i, j], 0 for a row without edges; nan if any is. Ties give the gradient to the first edge."""
+    """out[i] = max_j message[i, j], 0 without edges; nan if any is. Ties give the gradient to the first edge."""
 
     name = "max"
 
 
 class Min(Reducer):
-    """out[i] = min_j message[i, j], 0 for a row without edges; nan if any is. Ties give the gradient to the first edge."""
+    """out[i] = min_j message[i, j], 0 without edges; nan if any is. Ties give the gradient to the first edge."""
 
     name = "min"
 
@@ -142,17 +173,20 @@ class Min(Reducer):
 class OnlineSoftmaxReducer(Reducer):
     """out[i] = sum_j softmax_j(score[i, j]) value[i, j], over the edges j -> i, in one pass.
 
-    score: (num_edges, *heads); value: (num_edges, *heads, *features): features align from the left, missing ones appended. Result: (num_dst, *heads,
-    *features) in the value's dtype; with return_lse also lse (num_dst, *heads), natural log, float32 (float64 for float64). A row without edges, or
-    whose scores are all -inf, gives 0 and lse -inf. Accumulates in float32 (float64 for float64), in edge order; results repeat bit for bit.
-    Source: Milakov & Gimelshein 2018; Rabe & Staats 2021; Dao et al. 2022.
+    score: (num_edges, *heads); value: (num_edges, *heads, *features): features align from the left, missing ones
+    appended. Result: (num_dst, *heads, *features) in the value's dtype; with return_lse also lse (num_dst, *heads),
+    natural log, float32 (float64 for float64). A row without edges, or whose scores are all -inf, gives 0 and lse
+    -inf. Accumulates in float32 (float64 for float64), in edge order; results repeat bit for bit. Source: Milakov &
+    Gimelshein 2018; Rabe & Staats 2021; Dao et al. 2022.
     """
 
     name = "softmax"
-    block_prune_threshold: Optional[float] = None
-    prune_mass: Optional[float] = None
+    block_prune_threshold: float | None = None
+    prune_mass: float | None = None
 
-    def __init__(self, block_prune_threshold: Optional[float] = None, prune_mass: Optional[float] = None, return_lse: bool = False) -> None:
+    def __init__(
+        self, block_prune_threshold: float | None = None, prune_mass: float | None = None, return_lse: bool = False
+    ) -> None:
         if block_prune_threshold is not None:
             self.block_prune_threshold = block_prune_threshold
         if prune_mass is not None:
@@ -164,9 +198,13 @@ class OnlineSoftmaxReducer(Reducer):
         rho, eps = self.block_prune_threshold, self.prune_mass
         for name, x in (("block_prune_threshold", rho), ("prune_mass", eps)):
             if x is not None and (isinstance(x, bool) or not isinstance(x, (int, float))):
-                raise TypeError(f"online_softmax: {name} is {type(x).__name__}; it is a Python number, or None for exact attention.")
+                raise TypeError(
+                    f"online_softmax: {name} is {type(x).__name__}; it is a Python number, or None for exact attention."
+                )
         if rho is not None and not (0 < rho <= 1):
-            raise TigaError(f"online_softmax: block_prune_threshold={rho}; it lies in (0, 1]. Leave it out for exact attention.")
+            raise TigaError(
+                f"online_softmax: block_prune_threshold={rho}; it lies in (0, 1]. Leave it out for exact attention."
+            )
         if eps is not None and not (0 < eps < 1):
             raise TigaError(f"online_softmax: prune_mass={eps}; it lies in (0, 1). Leave it out for exact attention.")
         if rho is not None and eps is not None and math.isfinite(rho):
@@ -176,18 +214,27 @@ class OnlineSoftmaxReducer(Reducer):
         self._check()
         for name in ("block_prune_threshold", "prune_mass"):
             if getattr(self, name) is not None:
-                raise TigaError(f"online_softmax with {name}={getattr(self, name)}: pruning exists only in the CUDA forward kernel of implicit relations, which "
-                                "this version does not have; no other path prunes, and none computes something else instead. "
-                                f"Leave {name} out for exact attention.")
-        tracer = tracer_of((score, value))
+                raise TigaError(
+                    f"online_softmax with {name}={getattr(self, name)}: pruning exists only in the CUDA forward "
+                    "kernel of implicit relations, which "
+                    "this version does not have; no other path prunes, and none computes something else instead. "
+                    f"Leave {name} out for exact attention."
+                )
+        tracer = tracer_of((score, value), needs_value(self, (score, value)))
         score, value = strong(tracer, score), strong(tracer, value)
         missing = len(value.type.sizes) - len(score.type.sizes)
         if missing < 0:
-            raise TraceError(f"the score has features {tuple(score.type.sizes)}, more than the value's {tuple(value.type.sizes)}: they align from the left.")
+            raise TraceError(
+                f"the score has features {tuple(score.type.sizes)}, more than the value's {tuple(value.type.sizes)}: "
+                "they align from the left."
+            )
         for have, want in zip(score.type.sizes, value.type.sizes):
             if not is_one(have) and not is_one(want) and have != want:
-                raise TraceError(f"the score's features {tuple(score.type.sizes)} do not fit the value's {tuple(value.type.sizes)}: each must be 1 or equal, "
-                                 "counted from the left.")
+                raise TraceError(
+                    f"the score's features {tuple(score.type.sizes)} do not fit the value's "
+                    f"{tuple(value.type.sizes)}: each must be 1 or equal, "
+                    "counted from the left."
+                )
         for _ in range(missing):
             score = score.emit("unsqueeze", "-1")
         out, lse = tracer.reduce("dst", "softmax", (score, value))
@@ -198,7 +245,9 @@ class OnlineSoftmaxReducer(Reducer):
         return out, lse
 
 
-def online_softmax(block_prune_threshold: Optional[float] = None, prune_mass: Optional[float] = None, return_lse: bool = False) -> OnlineSoftmaxReducer:
+def online_softmax(
+    block_prune_threshold: float | None = None, prune_mass: float | None = None, return_lse: bool = False
+) -> OnlineSoftmaxReducer:
     """out[i] = sum_j softmax_j(score[i, j]) value[i, j]: see OnlineSoftmaxReducer."""
     return OnlineSoftmaxReducer(block_prune_threshold, prune_mass, return_lse)
 

@@ -1,13 +1,16 @@
 """One row a reducer: what it gives, what it means on one segment, its adjoint and its tangent as edge expressions.
 
-`segments` is how a reference path folds: `sum(x)`, `amax(x)`, `amin(x)` fold an edge value over each segment, `spread(y)` reads a segment's value at
-its edges, `weighted(w, x)` is sum(w * x), `number` are the edge numbers. `adjoint(b, place, args, results, grads)` speaks program values: `results` are the
-saved results before the epilogue, read at the segment's place; it returns one edge cotangent (or None) an argument. `tangent` gives the results' tangents.
+`segments` is how a reference path folds: `sum(x)`, `amax(x)`, `amin(x)` fold an edge value over each segment,
+`spread(y)` reads a segment's value at its edges, `weighted(w, x)` is sum(w * x), `number` are the edge numbers.
+`adjoint(b, place, args, results, grads)` speaks program values: `results` are the saved results before the epilogue,
+read at the segment's place; it returns one edge cotangent (or None) an argument. `tangent` gives the results' tangents.
 """
+
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Callable, Optional
+from typing import Any
 
 import torch
 
@@ -19,20 +22,29 @@ Results = tuple
 
 @dataclass(frozen=True)
 class ReducerRow:
-    """A cotangent may be wider than its argument, where that was broadcast: the caller sums it down. places: where it may fold to. keeps: the names of its results; the first is the value."""
+    """A cotangent may be wider than its argument, where that was broadcast: the caller sums it down.
+
+    reference: None where it folds to shared alone: a sum over rows needs no segments. places: where it may fold to.
+    keeps: the names of its results; the first is the value. accumulator: the number of the result in whose dtype it
+    accumulates. in_pieces: arguments that, as fields of sources, are never brought to all edges at once.
+    """
 
     name: str
     arity: int
     keeps: tuple[str, ...]
     rule: Callable[[str, tuple, Callable], tuple[Type, ...]]
-    reference: Callable[..., Results]
-    adjoint: Optional[Callable[..., tuple]]
-    tangent: Optional[Callable[..., tuple]] = None
+    reference: Callable[..., Results] | None
+    adjoint: Callable[..., tuple] | None
+    tangent: Callable[..., tuple] | None = None
     places: tuple[str, ...] = ("dst",)
+    accumulator: int = 0
+    in_pieces: tuple[int, ...] = ()
 
 
 def _strong(t: Type, place: str, dtype: str | None = None, sizes: Any = None) -> Type:
-    return Type(place, dtype or ("f32" if t.weak and t.dtype == "f64" else t.dtype), t.sizes if sizes is None else sizes)
+    return Type(
+        place, dtype or ("f32" if t.weak and t.dtype == "f64" else t.dtype), t.sizes if sizes is None else sizes
+    )
 
 
 def _accumulate(dtype: str) -> str:
@@ -56,7 +68,9 @@ def _count_rule(place, types, unify):
 def _softmax_rule(place, types, unify):
     score, value = types
     if len(score.sizes) != len(value.sizes):
-        raise TigaError(f"softmax of a score with {len(score.sizes)} and a value with {len(value.sizes)} feature dimensions")
+        raise TigaError(
+            f"softmax of a score with {len(score.sizes)} and a value with {len(value.sizes)} feature dimensions"
+        )
     sizes = broadcast_sizes((score.sizes, value.sizes), unify)
     lse = "f64" if "f64" in (score.dtype if not score.weak else "", value.dtype if not value.weak else "") else "f32"
     dtype = _strong(value, place).dtype
@@ -75,10 +89,11 @@ def _scatter_rule(place, types, unify):
     return (Type(place, g.dtype, table.sizes),)
 
 
-# ---- meaning on one block of segments -------------------------------------------------------------------------------------------------------
+# Meaning on one block of segments.
+
 
 def _softmax(segments, score, value):
-    """m + log sum exp(score - m), and the mean of value under exp(score - m): a segment without finite m gives 0 and -inf."""
+    """m + log sum exp(score - m), and value's mean under exp(score - m): without finite m 0 and -inf."""
     score = segments.edge(score)
     peak = segments.amax(score)
     safe = torch.where(peak == -torch.inf, 0.0, peak)
@@ -95,13 +110,19 @@ def _extreme(fold):
     def meaning(segments, x):
         best, number = segments.first(x, fold)
         return best, number
+
     return meaning
 
 
-# ---- adjoints: edge cotangents of the arguments ---------------------------------------------------------------------------------------------
+# Adjoints: edge cotangents of the arguments.
+
 
 def _sum_adjoint(b, place, args, results, grads):
     return (grads[0],)
+
+
+def _sum_tangent(b, place, args, results, tangents):
+    return (b.fold_edges(place, tangents[0]),)
 
 
 def _extreme_adjoint(b, place, args, results, grads):
@@ -146,7 +167,9 @@ def _softmax_tangent(b, place, args, results, tangents):
 
 
 def _extreme_tangent(b, place, args, results, tangents):
-    return b.fold_edges(place, b.emit("where", (b.emit("eq", (b.emit("number", ()), results[1])), tangents[0], 0.0))), None
+    return b.fold_edges(
+        place, b.emit("where", (b.emit("eq", (b.emit("number", ()), results[1])), tangents[0], 0.0))
+    ), None
 
 
 def _dot_adjoint(b, place, args, results, grads):
@@ -160,8 +183,11 @@ def _scatter_adjoint(b, place, args, results, grads):
 
 
 def _dot_tangent(b, place, args, results, tangents):
-    parts = [b.reduce(place, "dot", pair)[0] for pair, moved in (((tangents[0], args[1]), tangents[0]), ((args[0], tangents[1]), tangents[1]))
-             if moved is not None]
+    parts = [
+        b.reduce(place, "dot", pair)[0]
+        for pair, moved in (((tangents[0], args[1]), tangents[0]), ((args[0], tangents[1]), tangents[1]))
+        if moved is not None
+    ]
     return (parts[0] if len(parts) == 1 else parts[0] + parts[1],)
 
 
@@ -169,15 +195,20 @@ def _scatter_tangent(b, place, args, results, tangents):
     return (None if tangents[0] is None else b.reduce(place, "scatter", (tangents[0], args[1], args[2]))[0],)
 
 
+# fmt: off
 _ROWS = (
-    ReducerRow("sum", 1, ("value",), _sum_rule, lambda segments, x: (segments.sum(x),), _sum_adjoint,
-               lambda b, place, args, results, tangents: (b.fold_edges(place, tangents[0]),), ("dst", "src", "shared")),
-    ReducerRow("count", 0, ("value",), _count_rule, lambda segments: (segments.count(),), lambda b, place, args, results, grads: (), None),
+    # name, arity, keeps, rule, reference, adjoint, tangent
+    ReducerRow("sum", 1, ("value",), _sum_rule, lambda segments, x: (segments.sum(x),), _sum_adjoint, _sum_tangent,
+               places=("dst", "src", "shared")),
+    ReducerRow("count", 0, ("value",), _count_rule, lambda segments: (segments.count(),),
+               lambda b, place, args, results, grads: (), None),
     ReducerRow("max", 1, ("value", "number"), _extreme_rule, _extreme("amax"), _extreme_adjoint, _extreme_tangent),
     ReducerRow("min", 1, ("value", "number"), _extreme_rule, _extreme("amin"), _extreme_adjoint, _extreme_tangent),
-    ReducerRow("softmax", 2, ("value", "lse"), _softmax_rule, _softmax, _softmax_adjoint, _softmax_tangent),
-    ReducerRow("dot", 2, ("value",), _dot_rule, lambda segments, g, x: (segments.dot(g, x),), _dot_adjoint, _dot_tangent, ("shared",)),
-    ReducerRow("scatter", 3, ("value",), _scatter_rule, lambda segments, g, i, table: (segments.scatter(g, i, table),), _scatter_adjoint,
-               _scatter_tangent, ("shared",)),
+    ReducerRow("softmax", 2, ("value", "lse"), _softmax_rule, _softmax, _softmax_adjoint, _softmax_tangent,
+               accumulator=1, in_pieces=(1,)),
+    ReducerRow("dot", 2, ("value",), _dot_rule, None, _dot_adjoint, _dot_tangent, places=("shared",)),
+    ReducerRow("scatter", 3, ("value",), _scatter_rule, None, _scatter_adjoint, _scatter_tangent,
+               places=("shared",)),
 )
+# fmt: on
 REDUCERS = {row.name: row for row in _ROWS}

@@ -1,33 +1,34 @@
 """Tracing: the edge function runs once on symbolic values, in plain Python that Dynamo inlines, and leaves a program.
 
-A `Sym` is seen by the user as a tensor (num_edges, *features); what torch functions mean on it is the table of tiga.functions.
+A `Sym` is seen by the user as a tensor (num_edges, *features); what torch functions mean on it is the table of
+tiga.functions.
 """
+
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tiga import passes
-from tiga.builder import MEMO_SIZE, WEAK_FLOAT, Builder, Value
-from tiga.errors import TigaError, TraceError
-from tiga.program import function_text, head_text, line_text, operand_text, used_functions
+from tiga.builder import WEAK_FLOAT, Builder, Value
+from tiga.errors import TraceError
 from tiga.types import NAMES, Total, Type
 
-EDGES = -1           # what shape[0] says of a traced value: the number of edges is not known while tracing
+EDGES = -1  # what shape[0] says of a traced value: the number of edges is not known while tracing
 
 
 class Sym(Value):
     """A traced value: one number a feature for every edge, or every node."""
 
-    def __init__(self, builder: "Tracer", ref: str, type: Type) -> None:
+    def __init__(self, builder: Tracer, ref: str, type: Type) -> None:
         self.builder = builder
         self.ref = ref
         self.type = type
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         from tiga.functions import call
+
         return call(self.builder, name, args, kwargs)
 
     def __pow__(self, other: Any) -> Any:
@@ -72,7 +73,7 @@ class Sym(Value):
     def __ne__(self, other: Any) -> Any:
         return self._call("ne", self, other)
 
-    __hash__ = None                                             # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]
 
     def __and__(self, other: Any) -> Any:
         return self._call("bitwise_and", self, other)
@@ -96,17 +97,23 @@ class Sym(Value):
         return self._call("bitwise_not", self)
 
     def __matmul__(self, other: Any) -> Any:
-        raise TraceError("`@` on a traced value. Write torch.nn.functional.linear(x, weight), or torch.matmul(x, weight).")
+        raise TraceError(
+            "`@` on a traced value. Write torch.nn.functional.linear(x, weight), or torch.matmul(x, weight)."
+        )
 
     def __rmatmul__(self, other: Any) -> Any:
-        raise TraceError("`@` on a traced value. Write torch.nn.functional.linear(x, weight), or torch.matmul(x, weight).")
+        raise TraceError(
+            "`@` on a traced value. Write torch.nn.functional.linear(x, weight), or torch.matmul(x, weight)."
+        )
 
     def __getitem__(self, at: Any) -> Any:
         return self._call("getitem", self, at)
 
     def __bool__(self) -> bool:
-        raise TraceError("`if`, `and`, `or` or `not` on a traced value: an edge function runs for all edges at once. "
-                         "Write torch.where(condition, a, b).")
+        raise TraceError(
+            "`if`, `and`, `or` or `not` on a traced value: an edge function runs for all edges at once. "
+            "Write torch.where(condition, a, b)."
+        )
 
     def __float__(self) -> float:
         raise TraceError("a traced value as a Python number: it has no single value. Use torch functions on it.")
@@ -115,7 +122,9 @@ class Sym(Value):
         raise TraceError("a traced value as a Python number: it has no single value. Use torch functions on it.")
 
     def __index__(self) -> int:
-        raise TraceError("a traced value as a position. To read a table at it, write torch.nn.functional.embedding(x, table).")
+        raise TraceError(
+            "a traced value as a position. To read a table at it, write torch.nn.functional.embedding(x, table)."
+        )
 
     def __len__(self) -> int:
         raise TraceError("len() of a traced value: the number of edges is not known while tracing.")
@@ -133,6 +142,7 @@ class Sym(Value):
     @property
     def dtype(self) -> torch.dtype:
         from tiga.types import DTYPES
+
         return DTYPES[self.type.dtype]
 
     @property
@@ -141,6 +151,7 @@ class Sym(Value):
 
     def __getattr__(self, name: str) -> Any:
         from tiga.functions import ALIASES, FUNCTIONS
+
         if name in FUNCTIONS or name in ALIASES or (name[-1:] == "_" and name[:1] != "_"):
             return _Method(self, name)
         if name[:2] == "__":
@@ -148,8 +159,9 @@ class Sym(Value):
         raise TraceError(f"no `.{name}` on a traced value.")
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         from tiga.functions import call
+
         return call(tracer_of(args), func.__name__, args, kwargs or {})
 
 
@@ -160,20 +172,24 @@ class _Method:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         from tiga.functions import call
+
         return call(self.sym.builder, self.name, (self.sym, *args), kwargs)
 
 
-def tracer_of(args: Any) -> "Tracer":
-    """The tracer behind any traced value among the arguments."""
+MISPLACED = "a torch function got a traced value where none can be: give it as a positional argument."
+
+
+def tracer_of(args: Any, refused: str = MISPLACED) -> Tracer:
+    """The tracer behind any traced value among the arguments; `refused` is said where there is none."""
     for a in args:
         if isinstance(a, Sym):
-            return a.builder                                    # type: ignore[return-value]
+            return a.builder  # type: ignore[return-value]
     for a in args:
         if isinstance(a, (list, tuple)):
             for x in a:
                 if isinstance(x, Sym):
-                    return x.builder                            # type: ignore[return-value]
-    raise TraceError("a torch function got a traced value where none can be: give it as a positional argument.")
+                    return x.builder  # type: ignore[return-value]
+    raise TraceError(refused)
 
 
 def unify_numbers(a: Any, b: Any) -> None:
@@ -182,23 +198,26 @@ def unify_numbers(a: Any, b: Any) -> None:
         if not a >= b.parts[0]:
             raise TraceError(f"a slice up to {b.parts[0]} of a feature dimension of size {a}.")
     elif a != b:
-        raise TraceError(f"feature sizes {a} and {b} do not broadcast: features align from the right, the edge dimension takes no part.")
+        raise TraceError(
+            f"feature sizes {a} and {b} do not broadcast: features align from the right, the edge dimension takes no "
+            "part."
+        )
 
 
 class Tracer(Builder):
-    """A builder whose operands are tensors: fields as they are read, parameters and captured tensors as they are met."""
+    """A builder whose operands are tensors: fields as they are read, parameters and captures as they are met."""
 
     def __init__(self) -> None:
         super().__init__(unify_numbers)
-        self.operands: list[tuple[Tensor, str, str, tuple, str]] = []      # tensor, place, name, type, flag
+        self.operands: list[tuple[Tensor, str, str, tuple, str]] = []  # tensor, place, name, type, flag
         self.syms: list[Sym] = []
         self.scalars: list[tuple[str, float]] = []
-        self.names: list[tuple[Tensor, str]] = []              # uniform tensors, by the name they were given
+        self.names: list[tuple[Tensor, str]] = []  # uniform tensors, by the name they were given
         if not torch.compiler.is_compiling():
             self.memo = _TYPED
-        self.shown: list[Any] = []                             # the displacement, once it was asked for
+        self.shown: list[Any] = []  # the displacement, once it was asked for
         self._seed: Any = None
-        self.home: Any = None                                  # the device of the fields
+        self.home: Any = None  # the device of the fields
 
     def value(self, ref: str, type: Type) -> Any:
         return Sym(self, ref, type)
@@ -212,7 +231,9 @@ class Tracer(Builder):
             return self.number(x, "number" + str(len(self.operands)))
         if isinstance(x, (bool, int, float)):
             return Builder.lift(self, x)
-        raise TraceError(f"cannot use {type(x).__name__} in an edge function; fields, tensors and Python numbers can be.")
+        raise TraceError(
+            f"cannot use {type(x).__name__} in an edge function; fields, tensors and Python numbers can be."
+        )
 
     def operand(self, t: Tensor, place: str, name: str, flag: str = "") -> Sym:
         """A tensor that the program reads."""
@@ -221,7 +242,7 @@ class Tracer(Builder):
             raise TypeError(f"{place} field {name!r} is {t.dtype}; programs compute with {', '.join(NAMES.values())}.")
         sizes = tuple(t.shape) if place == "shared" else tuple(t.shape)[1:]
         if self.memo is not None and any([type(s) is not int for s in sizes]):
-            self.memo = None                                   # symbolic sizes are not looked up
+            self.memo = None  # symbolic sizes are not looked up
         sym = Sym(self, place + "." + name, WEAK_FLOAT if flag == "number" else Type(place, dtype, sizes))
         self.operands.append((t, place, name, sizes, flag))
         self.syms.append(sym)
@@ -252,7 +273,7 @@ class Tracer(Builder):
     def seed(self) -> Any:
         """One random seed a call, drawn from torch's generator of the fields' device."""
         if self._seed is None:
-            self._seed = self.operand(torch.randint(-2 ** 62, 2 ** 62, (), device=self.home), "shared", "seed")
+            self._seed = self.operand(torch.randint(-(2**62), 2**62, (), device=self.home), "shared", "seed")
         return self._seed
 
     def device(self) -> Any:
@@ -266,7 +287,7 @@ class Tracer(Builder):
         return found
 
     def number(self, x: float, name: str) -> Sym:
-        """A Python number that may change from call to call, as a tensor: the one way in which a compiler does not bake its value in."""
+        """A Python number that may change from call to call, as a tensor: so no compiler bakes its value in."""
         return self.operand(torch.ones((), dtype=torch.float64, device=self.home) * x, "shared", name, "number")
 
     def scalar(self, name: str, value: float) -> Sym:
@@ -275,13 +296,13 @@ class Tracer(Builder):
 
 
 def static(x: float) -> bool:
-    """Whether a compiler knows the number's value: a literal, not an attribute, global or default that it has seen change."""
+    """Whether a compiler knows the number's value: a literal, not what it has seen change."""
     from torch.fx.experimental.symbolic_shapes import has_static_value
+
     return has_static_value(x)
 
 
 _TYPED: dict = {}
-_STAGED: dict = {}
 
 
 class Fields:
@@ -291,7 +312,7 @@ class Fields:
         self._tracer = tracer
         self._place = place
         self._fields = fields
-        self._provided = provided                              # what the graph itself gives, by name
+        self._provided = provided  # what the graph itself gives, by name
         self._read: dict[str, Sym] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -315,140 +336,9 @@ class Fields:
             sym = self._provided[name]()
         else:
             given = ", ".join(sorted(self._fields)) or "none"
-            raise TraceError(f"the edge function reads {self._place}.{name}, but the {self._place} fields given are: {given}.")
+            raise TraceError(
+                f"the edge function reads {self._place}.{name}, but the {self._place} fields given are: {given}. "
+                f"Pass it: {self._place}={{'{name}': tensor}}."
+            )
         read[name] = sym
         return sym
-
-
-class Stage:
-    """One program of a traced edge function, and where its tensors come from.
-
-    reads: ("operand", tensor number) or ("pass", (stage, output)). returns: how many results the caller sees; the rest feed later stages.
-    """
-
-    def __init__(self, text: str, reads: list, scalars: list, outputs: list) -> None:
-        self.text = text
-        self.reads = reads
-        self.scalars = scalars
-        self.outputs = outputs
-
-
-def stages(tracer: Tracer, kind: str, count: int, reverse: bool, roots: list) -> list[Stage]:
-    """The programs that compute `roots`: one, unless an edge value reads a finished fold; then one more a pass over the edges."""
-    if tracer.memo is None:
-        return _stages(tracer, kind, count, reverse, roots)
-    key = (kind, count, reverse, tuple([r.ref for r in roots]), tuple(tracer.known), tuple([(s.ref, s.type) for s in tracer.syms]),
-           tuple([o[4] for o in tracer.operands]), tuple([name for name, _ in tracer.scalars]), tuple(tracer.functions))
-    made = _STAGED.get(key)
-    if made is None:
-        if len(_STAGED) > MEMO_SIZE:
-            _STAGED.clear()
-        made = _STAGED[key] = _stages(tracer, kind, count, reverse, roots)
-    return made
-
-
-def _stages(tracer: Tracer, kind: str, count: int, reverse: bool, roots: list) -> list[Stage]:
-    level: dict[str, int] = {}
-    reduced: dict[str, bool] = {}
-    types: dict[str, Type] = {}
-    for line, type_ in zip(tracer.lines, tracer.line_types):
-        types[line.outs[0]] = type_
-        on_edge = line.op in ("reduce", "scan") or type_.place == "edge"
-        deep, folded = 0, False
-        for a in line.args:
-            if a in level:
-                after = level[a] + 1 if on_edge and reduced[a] else level[a]
-                if after > deep:
-                    deep = after
-                folded = folded or reduced[a]
-        for o in line.outs:
-            level[o] = deep
-            reduced[o] = line.op in ("reduce", "scan") or (folded and type_.place == "dst")
-    last = 0
-    for r in roots:
-        last = max(last, level.get(r.ref, 0))
-    if last == 0:
-        return [_stage(tracer, kind, count, reverse, [r.ref for r in roots], {}, {})]
-    return _passes(tracer, kind, count, reverse, roots, level, reduced, last)
-
-
-def _passes(tracer: Tracer, kind: str, count: int, reverse: bool, roots: list, level: dict, reduced: dict, last: int) -> list[Stage]:
-    if not torch.compiler.is_compiling():
-        passes.ran("split")
-    outputs: list[list[str]] = [[] for _ in range(last + 1)]
-    for r in roots:
-        outputs[level.get(r.ref, 0)].append(r.ref)
-    by_out = {o: line for line in tracer.lines for o in line.outs}
-    for k in range(last, 0, -1):                               # what a pass reads of earlier ones, those must return
-        for ref in _reads_of(by_out, outputs[k], k, level, reduced):
-            if ref not in outputs[level[ref]]:
-                outputs[level[ref]].append(ref)
-    made: list[Stage] = []
-    passed: dict[str, tuple[int, int]] = {}
-    for k in range(last + 1):
-        held = {ref: at for ref, at in passed.items()}
-        made.append(_stage(tracer, kind, count, reverse, outputs[k], held, tracer.types()))
-        for n, ref in enumerate(outputs[k]):
-            if reduced.get(ref, False):
-                passed[ref] = (k, n)
-    return made
-
-
-def _reads_of(by_out: dict, wanted: list, k: int, level: dict, reduced: dict) -> list:
-    found, todo, seen = [], list(wanted), set()
-    while todo:
-        ref = todo.pop()
-        if ref in seen or ref not in by_out:
-            continue
-        seen.add(ref)
-        if level[ref] < k and reduced[ref]:
-            found.append(ref)
-        else:
-            todo.extend(by_out[ref].args)
-    return sorted(found, key=lambda r: int(r[1:]))
-
-
-def _stage(tracer: Tracer, kind: str, count: int, reverse: bool, returns: list, passed: dict, types: dict) -> Stage:
-    """Text of the lines that `returns` need; values in `passed` are operands."""
-    live = set(returns)
-    kept = []
-    for line in reversed(tracer.lines):
-        needed = False
-        for o in line.outs:
-            if o in live and o not in passed:
-                needed = True
-        if needed:
-            kept.append(line)
-            live.update(line.args)
-    kept.reverse()
-    reads: list = []
-    rows: list[str] = []
-    names: dict[str, str] = {}
-    for n, (entry, sym) in enumerate(zip(tracer.operands, tracer.syms)):
-        if sym.ref in live:
-            _, place, name, sizes, flag = entry
-            rows.append(operand_text(len(reads), place, name, NAMES[entry[0].dtype], sizes, flag))
-            reads.append(("operand", n))
-    for ref, at in passed.items():
-        if ref in live:
-            name = "pass" + str(len(reads))
-            rows.append(operand_text(len(reads), "dst", name, types[ref].dtype, types[ref].sizes, ""))
-            names[ref] = "dst." + name
-            reads.append(("pass", at))
-    scalars = []
-    for n, (name, _) in enumerate(tracer.scalars):
-        if name in live:
-            rows.append("scalar " + str(len(scalars)) + " " + name)
-            scalars.append(n)
-    outs = 0
-    kept_lines, functions = used_functions(tuple(kept), tuple(tracer.functions)) if tracer.functions else (kept, ())
-    for n, f in enumerate(functions):
-        rows.extend(function_text(n, f))
-    for line in kept_lines:
-        for o in line.outs:
-            names[o] = "%" + str(outs)
-            outs += 1
-        rows.append(line_text(tuple([names[o] for o in line.outs]), line.op, tuple([names.get(a, a) for a in line.args]), line.attrs))
-    head = head_text(kind, count, reverse, 0)
-    text = "\n".join([head, *rows, "return " + " ".join([names.get(r, r) for r in returns])])
-    return Stage(text, reads, scalars, returns)

@@ -1,11 +1,14 @@
-"""Types of program values: where a value lives, its dtype, its feature sizes - and how the three follow from the arguments.
+"""Types of program values: where a value lives, its dtype, its feature sizes - and how they follow from arguments.
 
-Sizes are integers while tracing, and expressions over the operands' sizes (`Dim`) when a program is parsed; the rules ask `unify` whether two of
-them are the same, so that tracing answers at once and parsing notes a condition that is checked at every call.
+Sizes are integers while tracing, and expressions over the operands' sizes (`Dim`) when a program is parsed; the rules
+ask `unify` whether two of them are the same, so that tracing answers at once and parsing notes a condition that is
+checked at every call.
 """
+
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,17 +16,19 @@ from tiga.errors import TigaError
 
 PLACES = ("src", "dst", "edge", "shared")
 
+# fmt: off
 DTYPES: dict[str, torch.dtype] = {
     "bool": torch.bool, "u8": torch.uint8, "i8": torch.int8, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64,
     "f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64,
 }
+# fmt: on
 NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 FLOATS = ("f16", "bf16", "f32", "f64")
 INTEGERS = ("u8", "i8", "i16", "i32", "i64")
 
 
 class Type(NamedTuple):
-    """What is known of a value before any tensor is seen. `weak` marks a Python number: it takes the dtype of its partner."""
+    """What is known of a value before any tensor is seen. `weak`: a Python number, of its partner's dtype."""
 
     place: str
     dtype: str
@@ -36,14 +41,14 @@ class Type(NamedTuple):
 
 
 class Dim(NamedTuple):
-    """Feature size number `dim` of operand number `operand`, counted from 0 after the rows (shared operands: from 0)."""
+    """Feature size number `dim` of operand `operand`, counted from 0 after the rows (shared: from 0)."""
 
     operand: int
     dim: int
 
 
 class Total(NamedTuple):
-    """A size computed from others: the sum of `parts` (concatenation), their product (flattening) or a slice's length."""
+    """A size computed from others: the sum, product or quotient of `parts`, or "at least" a slice's length."""
 
     rule: str
     parts: tuple
@@ -97,8 +102,8 @@ def _category(dtype: str) -> int:
 
 
 def promote(types: tuple[Type, ...]) -> tuple[str, bool]:
-    """The dtype of an arithmetic result and whether it is still a Python number: torch's promotion, with float32 as default."""
-    kinds: list[str | None] = [None, None, None]         # with dimensions, without, Python numbers
+    """The dtype of an arithmetic result, and whether it is still a Python number: torch's promotion."""
+    kinds: list[str | None] = [None, None, None]  # with dimensions, without, Python numbers
     for t in types:
         rank = 2 if t.weak else 1 if t.place == "shared" and len(t.sizes) == 0 else 0
         held = kinds[rank]

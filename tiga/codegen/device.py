@@ -1,4 +1,5 @@
 """Pieces of kernels that are the same in all of them."""
+
 from __future__ import annotations
 
 import triton
@@ -20,10 +21,25 @@ def load_scalars(base, rows, stride_row, num_rows):
 
 
 @triton.jit
-def weighted(weight, live, x, base, first, stride_row, stride_feature, num_rows, D: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr):
-    """[M, D]: sum over the second dimension of weight * x where an edge is live. A weight of 0 lets no inf or nan through.
+def weighted(
+    weight,
+    live,
+    x,
+    base,
+    first,
+    stride_row,
+    stride_feature,
+    num_rows,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """[M, D]: sum over the second dimension of weight * x where an edge is live.
 
-    x are the rows from `first`, already loaded; only if they hold a value that is not finite are they visited again, one by one.
+    A weight of 0 lets no inf or nan through.
+
+    x are the rows from `first`, already loaded; only if they hold a value that is not finite are they visited
+    again, one by one.
     """
     finite = tl.abs(x.to(tl.float32)) < float("inf")
     out = tl.dot(weight.to(x.dtype), tl.where(finite, x, 0.0), input_precision=PRECISION)
@@ -34,7 +50,9 @@ def weighted(weight, live, x, base, first, stride_row, stride_feature, num_rows,
             w = tl.sum(tl.where((cols == n)[None, :], weight, 0.0), 1)
             on = tl.max(tl.where((cols == n)[None, :] & live, 1, 0), 1)
             row = (first + n).to(tl.int64)
-            values = tl.load(base + row * stride_row + d * stride_feature, mask=(d < D) & (row < num_rows), other=0.0).to(tl.float32)
+            values = tl.load(
+                base + row * stride_row + d * stride_feature, mask=(d < D) & (row < num_rows), other=0.0
+            ).to(tl.float32)
             odd = (tl.abs(values) < float("inf")) == 0
             out += tl.where((on == 1)[:, None] & odd[None, :], w[:, None] * values[None, :], 0.0)
     return out

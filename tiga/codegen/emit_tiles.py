@@ -1,7 +1,9 @@
-"""Kernel source of a pass: the loop over tiles of the other end is here, the edge function's own lines are the program's.
+"""Kernel source of a pass: the loop over tiles of the other end is here, the edge function's lines the program's.
 
-Sources are text, compiled once a text; sizes and strides are arguments, so no size makes another kernel. Widths of vectors are constants.
+Sources are text, compiled once a text; sizes and strides are arguments, so no size makes another kernel. Widths of
+vectors are constants.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -12,24 +14,35 @@ from tiga.primitives import PRIMITIVES
 from tiga.program import Line, Program
 from tiga.types import Type, compute_dtype, promote
 
-_TRITON = {"bool": "tl.int1", "u8": "tl.uint8", "i8": "tl.int8", "i16": "tl.int16", "i32": "tl.int32", "i64": "tl.int64", "f32": "tl.float32"}
-HEAD = "import triton\nimport triton.language as tl\nfrom tiga.codegen.device import load_rows, load_scalars, sign, tanh, weighted\n"
+_TRITON = {
+    "bool": "tl.int1",
+    "u8": "tl.uint8",
+    "i8": "tl.int8",
+    "i16": "tl.int16",
+    "i32": "tl.int32",
+    "i64": "tl.int64",
+    "f32": "tl.float32",
+}
+HEAD = """import triton
+import triton.language as tl
+from tiga.codegen.device import load_rows, load_scalars, sign, tanh, weighted
+"""
 
 
 @dataclass(frozen=True)
 class Source:
-    """text of one kernel; inputs and outputs say which tensors its pointers are, in order; vectors are the width constants."""
+    """text of one kernel; inputs, outputs: which tensors its pointers are, in order; vectors: the width constants."""
 
     text: str
     inputs: tuple[Input, ...]
-    outputs: tuple[tuple[str, tuple, Any], ...]              # result, head axes, vector axis or None
+    outputs: tuple[tuple[str, tuple, Any], ...]  # result, head axes, vector axis or None
     vectors: tuple
     reads_numbers: bool
 
 
 class Emitter:
     def __init__(self, p: Program, work: Pass, span: str, reads_numbers: bool) -> None:
-        self.p, self.work, self.span = p, work, span           # span: "band", "rows1", "rows2", "cols1", "cols2"
+        self.p, self.work, self.span = p, work, span  # span: "band", "rows1", "rows2", "cols1", "cols2"
         self.numbers = reads_numbers or any(x.place == "edge" for x in work.inputs)
         self.names = {(x.ref, x.vector is not None): "x" + str(k) for k, x in enumerate(work.inputs)}
         self.vectors = list(dict.fromkeys([x.vector for x in work.inputs if x.vector is not None]))
@@ -47,7 +60,7 @@ class Emitter:
     def width(self, axis: Any) -> str:
         return "D" + str(self.vectors.index(axis))
 
-    # ---- the whole ----
+    # The whole.
 
     def source(self) -> Source:
         self.signature()
@@ -57,25 +70,46 @@ class Emitter:
         if self.span in ("band", "rows1"):
             self.loop(masked=False)
         self.epilogue()
-        return Source(HEAD + "\n\n" + "\n".join(self.rows) + "\n", self.work.inputs, tuple(self.outputs), tuple(self.vectors), self.numbers)
+        return Source(
+            HEAD + "\n\n" + "\n".join(self.rows) + "\n",
+            self.work.inputs,
+            tuple(self.outputs),
+            tuple(self.vectors),
+            self.numbers,
+        )
 
     def signature(self) -> None:
         names = []
         for x in self.work.inputs:
             n = self.names[x.ref, x.vector is not None]
-            names += [n, n + "_row", *[f"{n}_h{k}" for k in range(len(self.work.axes))], *([n + "_d"] if x.vector is not None else [])]
-        for k, (_, _, vector) in enumerate(self.outputs):
+            names += [
+                n,
+                n + "_row",
+                *[f"{n}_h{k}" for k in range(len(self.work.axes))],
+                *([n + "_d"] if x.vector is not None else []),
+            ]
+        for k in range(len(self.outputs)):
             names += [f"out{k}", f"out{k}_row", *[f"out{k}_h{a}" for a in range(len(self.work.axes))]]
         names += [f"H{k}" for k in range(len(self.work.axes))]
         sizes = ["num_own", "num_other", "num_heads"]
-        spans = {"band": ["low", "high"], "rows1": ["start", "stop"], "rows2": ["start", "stop", "start2", "stop2"],
-                 "cols1": ["start", "stop", "reach_low", "reach_high"], "cols2": ["start", "stop", "start2", "stop2", "reach_low", "reach_high"]}[self.span]
+        spans = {
+            "band": ["low", "high"],
+            "rows1": ["start", "stop"],
+            "rows2": ["start", "stop", "start2", "stop2"],
+            "cols1": ["start", "stop", "reach_low", "reach_high"],
+            "cols2": ["start", "stop", "start2", "stop2", "reach_low", "reach_high"],
+        }[self.span]
         if self.numbers:
             spans = [*spans, "first"]
         constants = [f"D{k}: tl.constexpr, BLOCK_D{k}: tl.constexpr" for k in range(len(self.vectors))]
-        quiet = [n for n in [*sizes, *[f"H{k}" for k in range(len(self.work.axes))], "low", "high"] if n in (*names, *sizes, *spans)]
+        quiet = [
+            n
+            for n in [*sizes, *[f"H{k}" for k in range(len(self.work.axes))], "low", "high"]
+            if n in (*names, *sizes, *spans)
+        ]
         self.put(0, f"@triton.jit(do_not_specialize={quiet!r})")
-        self.put(0, f"def propagate({', '.join([*names, *sizes, *spans, *constants])}, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr):")
+        blocks = [f"{name}: tl.constexpr" for name in ("BLOCK_M", "BLOCK_N", "PRECISION")]
+        self.put(0, f"def propagate({', '.join([*names, *sizes, *spans, *constants, *blocks])}):")
 
     def prologue(self) -> None:
         self.put(1, "program = tl.program_id(0)")
@@ -102,7 +136,8 @@ class Emitter:
 
     def load(self, x: Input, n: str, rows: str, count: str) -> str:
         if x.vector is not None:
-            return f"{n}_v = load_rows({n}, {rows}, {n}_row, {n}_d, {count}, {self.width(x.vector)}, BLOCK_{self.width(x.vector)})   # [{rows}, {self.width(x.vector)}]"
+            d = self.width(x.vector)
+            return f"{n}_v = load_rows({n}, {rows}, {n}_row, {n}_d, {count}, {d}, BLOCK_{d})   # [{rows}, {d}]"
         return f"{n}_v = load_scalars({n}, {rows}, {n}_row, {count})"
 
     def start(self, k: int, f: Fold) -> None:
@@ -115,7 +150,7 @@ class Emitter:
     def is_integer(self, f: Fold) -> bool:
         return not self.p.types[f.line.outs[0]].floating
 
-    # ---- which tiles ----
+    # Which tiles.
 
     def ranges(self) -> None:
         """begin .. end: all tiles of the other end; inner_begin .. inner_end: those without a mask."""
@@ -162,16 +197,23 @@ class Emitter:
         """Whether the owners are the rows that edges are numbered by."""
         return (self.work.owner == "dst") != self.p.reverse
 
-    # ---- the loop ----
+    # The loop.
 
     def loop(self, masked: bool) -> None:
         if masked and self.span in ("band", "rows1", "rows2"):
-            self.put(1, "for step in tl.range(0, all_steps, num_stages=1):                       # tiles that hold pairs which are no edges")
-            second = "begin2 + (step - steps) * BLOCK_N" if self.span == "rows2" else "inner_end + (step - steps) * BLOCK_N"
+            comment = "# tiles that hold pairs which are no edges"
+            self.put(1, f"{'for step in tl.range(0, all_steps, num_stages=1):':<72}{comment}")
+            second = (
+                "begin2 + (step - steps) * BLOCK_N" if self.span == "rows2" else "inner_end + (step - steps) * BLOCK_N"
+            )
             self.put(2, f"at = tl.where(step < steps, begin + step * BLOCK_N, {second})")
         else:
             low, high = ("begin", "end") if masked else ("inner_begin", "inner_end")
-            self.put(1, f"for at in tl.range({low}, {high}, BLOCK_N{', num_stages=1' if masked else ''}):" + ("" if masked else "                       # tiles of edges only"))
+            self.put(
+                1,
+                f"for at in tl.range({low}, {high}, BLOCK_N{', num_stages=1' if masked else ''}):"
+                + ("" if masked else "                       # tiles of edges only"),
+            )
         self.put(2, "other = at + tl.arange(0, BLOCK_N)")
         for x in self.work.inputs:
             if x.place not in (self.work.owner, "shared", "edge"):
@@ -183,7 +225,8 @@ class Emitter:
         for x in self.work.inputs:
             if x.place == "edge":
                 n = self.names[x.ref, False]
-                self.put(2, f"{n}_v = tl.load({n} + number * {n}_row, mask={'live' if masked else '(own < num_own)[:, None] & (other < num_other)[None, :]'}, other=0)")
+                live = "live" if masked else "(own < num_own)[:, None] & (other < num_other)[None, :]"
+                self.put(2, f"{n}_v = tl.load({n} + number * {n}_row, mask={live}, other=0)")
         self.body: dict[str, str] = {}
         for line in self.work.lines:
             self.line(line)
@@ -196,11 +239,15 @@ class Emitter:
             self.put(2, "apart = other[None, :] - own[:, None]")
             self.put(2, f"live = (apart >= low) & (apart <= high) & {bounds}")
         elif self.span == "rows1":
-            self.put(2, f"live = (other[None, :] >= row_start[:, None]) & (other[None, :] < row_stop[:, None]) & {bounds}")
+            self.put(
+                2, f"live = (other[None, :] >= row_start[:, None]) & (other[None, :] < row_stop[:, None]) & {bounds}"
+            )
         elif self.span == "rows2":
             self.put(2, "span_start = tl.where(step < steps, row_start, row_start2)")
             self.put(2, "span_stop = tl.where(step < steps, row_stop, row_stop2)")
-            self.put(2, f"live = (other[None, :] >= span_start[:, None]) & (other[None, :] < span_stop[:, None]) & {bounds}")
+            self.put(
+                2, f"live = (other[None, :] >= span_start[:, None]) & (other[None, :] < span_stop[:, None]) & {bounds}"
+            )
         else:
             inside = []
             for k in ("", "2") if self.span == "cols2" else ("",):
@@ -222,9 +269,11 @@ class Emitter:
         side = "[:, None]" if rows else "[None, :]"
         self.put(2, f"number = {first} + {col}.to(tl.int64) - {which}_start{side}")
         if self.span in ("rows2", "cols2"):
-            self.put(2, f"number = tl.where({col} >= {which}_start2{side}, {first} + {col}.to(tl.int64) - {which}_start2{side} + ({which}_stop - {which}_start){side}, number)")
+            start2, before = f"{which}_start2{side}", f"({which}_stop - {which}_start){side}"
+            later = f"{first} + {col}.to(tl.int64) - {start2} + {before}"
+            self.put(2, f"number = tl.where({col} >= {start2}, {later}, number)")
 
-    # ---- values ----
+    # Values.
 
     def scalar(self, ref: str, dtype: str | None = None) -> str:
         """A value as [owners, others], or something that broadcasts to it."""
@@ -237,7 +286,13 @@ class Emitter:
             text = self.body[ref]
         else:
             n = self.names[ref, False] + "_v"
-            text = n if t.place in ("shared", "edge") else f"{n}[:, None]" if t.place == self.work.owner else f"{n}[None, :]"
+            text = (
+                n
+                if t.place in ("shared", "edge")
+                else f"{n}[:, None]"
+                if t.place == self.work.owner
+                else f"{n}[None, :]"
+            )
         have = "f32" if t.weak else compute_dtype(t.dtype)
         stored = ref not in self.body and (t.dtype in ("f16", "bf16") or t.weak)
         return f"{text}.to({_TRITON[dtype or have]})" if stored or (dtype is not None and dtype != have) else text
@@ -249,7 +304,9 @@ class Emitter:
             own, other = (dst, src) if self.work.owner == "dst" else (src, dst)
             wide = "" if own.dtype == other.dtype else ".to(tl.float32)"
             a, b = (self.names[x.ref, True] + "_v" + wide for x in (own, other))
-            self.put(2, f"{name} = tl.dot({a}, tl.trans({b}), input_precision=PRECISION)   # {line.op} {' '.join(line.args)}")
+            self.put(
+                2, f"{name} = tl.dot({a}, tl.trans({b}), input_precision=PRECISION)   # {line.op} {' '.join(line.args)}"
+            )
         elif line.op in ("unsqueeze", "squeeze", "spread"):
             self.body[out] = self.scalar(line.args[0])
             return
@@ -268,20 +325,28 @@ class Emitter:
 
     def elementwise(self, line: Line) -> str:
         t = self.p.types[line.outs[0]]
-        types = tuple([self.p.types.get(a) or Type("shared", "i64" if literal_is_int(a) else "f64", (), True) for a in line.args])
+        types = tuple(
+            [self.p.types.get(a) or Type("shared", "i64" if literal_is_int(a) else "f64", (), True) for a in line.args]
+        )
         dtype = promote(types)[0] if t.dtype == "bool" and line.op not in ("and", "or", "xor", "not") else t.dtype
         dtype = "f32" if dtype in ("f64", "f16", "bf16") else dtype
-        args = [self.scalar(a, dtype if a in self.p.types and not (line.op == "where" and k == 0) else None) for k, a in enumerate(line.args)]
-        return PRIMITIVES[line.op].triton.format(*[a if a.isidentifier() or literal_text(a) else f"({a})" for a in args])
+        args = [
+            self.scalar(a, dtype if a in self.p.types and not (line.op == "where" and k == 0) else None)
+            for k, a in enumerate(line.args)
+        ]
+        return PRIMITIVES[line.op].triton.format(
+            *[a if a.isidentifier() or literal_text(a) else f"({a})" for a in args]
+        )
 
-    # ---- folds ----
+    # Folds.
 
     def fold(self, k: int, f: Fold, masked: bool) -> None:
         name = f.line.attrs[1]
         if name == "softmax":
             self.softmax(k, f, masked)
         elif name == "count":
-            self.put(2, f"sum{k} += tl.sum(({'live' if masked else 'tl.full([BLOCK_M, BLOCK_N], 1, tl.int64)'}).to(tl.int64), 1)")
+            live = "live" if masked else "tl.full([BLOCK_M, BLOCK_N], 1, tl.int64)"
+            self.put(2, f"sum{k} += tl.sum(({live}).to(tl.int64), 1)")
         elif f.field is not None:
             weight = self.scalar(f.weight, "f32") if f.weight is not None else "1.0"
             self.put(2, f"weight{k} = tl.zeros([BLOCK_M, BLOCK_N], tl.float32) + {weight}")
@@ -304,13 +369,17 @@ class Emitter:
         n = self.names[field.ref, True]
         d = self.width(field.vector)
         if masked:
-            self.put(2, f"sum{k} += weighted(tl.where(live, {weight}, 0.0), live, {n}_v, {n}, at, {n}_row, {n}_d, num_other, {d}, BLOCK_{d}, PRECISION)")
+            where, rows = f"tl.where(live, {weight}, 0.0), live", f"{n}_v, {n}, at, {n}_row, {n}_d, num_other"
+            self.put(2, f"sum{k} += weighted({where}, {rows}, {d}, BLOCK_{d}, PRECISION)")
         else:
             self.put(2, f"sum{k} += tl.dot({weight}.to({n}_v.dtype), {n}_v, input_precision=PRECISION)")
 
     def softmax(self, k: int, f: Fold, masked: bool) -> None:
         score, value = f.line.args
-        self.put(2, f"score{k} = (tl.zeros([BLOCK_M, BLOCK_N], tl.float32) + {self.scalar(score, 'f32')}) * 1.4426950408889634")
+        self.put(
+            2,
+            f"score{k} = (tl.zeros([BLOCK_M, BLOCK_N], tl.float32) + {self.scalar(score, 'f32')}) * 1.4426950408889634",
+        )
         if masked:
             self.put(2, f"score{k} = tl.where(live, score{k}, float('-inf'))")
         self.put(2, f"higher{k} = tl.maximum(peak{k}, tl.max(score{k}, 1))")
@@ -332,7 +401,9 @@ class Emitter:
                 self.put(1, f"none{k} = total{k} == 0")
                 side = "[:, None]" if f.field is not None else ""
                 self.put(1, f"sum{k} = tl.where(none{k}{side}, 0.0, sum{k} / tl.where(none{k}, 1.0, total{k}){side})")
-                self.put(1, f"lse{k} = tl.where(none{k}, float('-inf'), (peak{k} + tl.log2(total{k})) * 0.6931471805599453)")
+                self.put(
+                    1, f"lse{k} = tl.where(none{k}, float('-inf'), (peak{k} + tl.log2(total{k})) * 0.6931471805599453)"
+                )
         number = 0
         for k, f in enumerate(self.work.folds):
             for j, _ in enumerate(f.line.outs):
@@ -348,7 +419,8 @@ class Emitter:
             return
         d = self.width(vector)
         self.put(1, f"d{k} = tl.arange(0, BLOCK_{d})")
-        self.put(1, f"tl.store(({rows})[:, None] + d{k}[None, :], {value}, mask=(own < num_own)[:, None] & (d{k} < {d})[None, :])")
+        mask = f"(own < num_own)[:, None] & (d{k} < {d})[None, :]"
+        self.put(1, f"tl.store(({rows})[:, None] + d{k}[None, :], {value}, mask={mask})")
 
 
 def literal_is_int(word: str) -> bool:

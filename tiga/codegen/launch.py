@@ -1,4 +1,5 @@
-"""From source text to a launch: kernels are kept by content, plans are tried in order until one neither spills nor outgrows the chip."""
+"""From source text to a launch: kernels kept by content; the first plan that neither spills nor outgrows the chip."""
+
 from __future__ import annotations
 
 import functools
@@ -19,11 +20,11 @@ from tiga.program import Program, evaluate_size
 
 @functools.lru_cache(4096)
 def load(text: str) -> Any:
-    """The jitted function of a source. The text stays readable: in tracebacks, and for whoever asks for the kernel's code."""
+    """The jitted function of a source, whose text stays readable: in tracebacks, and for whoever asks for the code."""
     name = f"<tiga kernel {hashlib.sha256(text.encode()).hexdigest()[:12]}>"
     linecache.cache[name] = (len(text), None, text.splitlines(True), name)
     scope: dict[str, Any] = {"__name__": "tiga.codegen.generated"}
-    exec(compile(text, name, "exec"), scope)                   # output of our own emitter, of a verified program
+    exec(compile(text, name, "exec"), scope)  # output of our own emitter, of a verified program
     return scope["propagate"]
 
 
@@ -47,7 +48,16 @@ def prepare(p: Program, work: Pass, reads_number: bool) -> Prepared:
     return Prepared(work, Emitter(p, work, span, reads_number).source(), span)
 
 
-def launch(p: Program, ready: Prepared, fields: dict[str, Tensor], results: dict[str, Tensor], shapes: tuple, ints: tuple, relation: tuple, spans: Any) -> None:
+def launch(
+    p: Program,
+    ready: Prepared,
+    fields: dict[str, Tensor],
+    results: dict[str, Tensor],
+    shapes: tuple,
+    ints: tuple,
+    relation: tuple,
+    spans: Any,
+) -> None:
     """Run one pass: fields are the tensors its inputs name, results the tensors it fills."""
     work, source = ready.work, ready.source
     sizes = [evaluate_size(a, shapes, p.operands) if isinstance(a, tuple) else a for a in work.axes]
@@ -62,9 +72,9 @@ def launch(p: Program, ready: Prepared, fields: dict[str, Tensor], results: dict
     args: list[Any] = []
     for x in source.inputs:
         t = fields[x.ref]
-        features = t.stride()[(0 if x.place == "shared" else 1):]
+        features = t.stride()[(0 if x.place == "shared" else 1) :]
         args += [t, 0 if x.place == "shared" else t.stride(0)]
-        args += [_stride(a, x.axes, features, t.shape[(0 if x.place == "shared" else 1):]) for a in work.axes]
+        args += [_stride(a, x.axes, features, t.shape[(0 if x.place == "shared" else 1) :]) for a in work.axes]
         if x.vector is not None:
             args.append(features[-1])
     for ref, axes, _ in source.outputs:
@@ -79,7 +89,18 @@ def launch(p: Program, ready: Prepared, fields: dict[str, Tensor], results: dict
     itemsize = max([fields[x.ref].element_size() for x in source.inputs if x.vector is not None], default=4)
     fn = load(source.text)
     for plan in plans(widths, itemsize, len(work.folds)):
-        if _try(source.text, fn, args, _relation_args(p, ready, plan, ints, relation, device), constants, plan, own, heads, device, itemsize):
+        if _try(
+            source.text,
+            fn,
+            args,
+            _relation_args(p, ready, plan, ints, relation, device),
+            constants,
+            plan,
+            own,
+            heads,
+            device,
+            itemsize,
+        ):
             return
     raise RuntimeError("tiga: no plan of the tiles skeleton fits this device")
 
@@ -94,23 +115,44 @@ def compiled_text(source: str, level: str) -> str:
     return made.asm.get(level, "") if made is not None else ""
 
 
-def _try(text: str, fn: Any, args: list, spans: list, constants: list, plan: Plan, own: int, heads: int, device: Any, itemsize: int) -> bool:
+def _try(
+    text: str,
+    fn: Any,
+    args: list,
+    spans: list,
+    constants: list,
+    plan: Plan,
+    own: int,
+    heads: int,
+    device: Any,
+    itemsize: int,
+) -> bool:
     key = (id(fn), plan, tuple(constants))
     if key in _rejected:
         return False
     from triton.runtime.errors import OutOfResources
+
     grid = (-(-own // plan.block_m) * heads,)
     precision = "tf32" if itemsize == 4 and torch.backends.cuda.matmul.allow_tf32 else "ieee"
     try:
         with torch.cuda.device(device) if device.type == "cuda" else _Nothing():
-            made = fn[grid](*args, *spans, *constants, plan.block_m, plan.block_n, precision, num_warps=plan.warps, num_stages=plan.stages)
+            made = fn[grid](
+                *args,
+                *spans,
+                *constants,
+                plan.block_m,
+                plan.block_n,
+                precision,
+                num_warps=plan.warps,
+                num_stages=plan.stages,
+            )
     except OutOfResources:
         _rejected.add(key)
         return False
     if made is not None:
         _compiled[text] = made
     if getattr(made, "n_spills", 0) and not plan.last:
-        _rejected.add(key)                                     # the result stands; the next call takes the next plan
+        _rejected.add(key)  # the result stands; the next call takes the next plan
     return True
 
 
@@ -136,7 +178,10 @@ def _relation_args(p: Program, ready: Prepared, plan: Plan, ints: tuple, relatio
         band = relations.RELATIONS[p.kind].band
         assert band is not None
         low, high = band(ints)
-        low, high = max(low, -(1 << 30)), min(high, 1 << 30)       # beyond any size; int32 keeps the mask in half the registers
+        low, high = (
+            max(low, -(1 << 30)),
+            min(high, 1 << 30),
+        )  # beyond any size; int32 keeps the mask in half the registers
         args = [low, high] if owners_are_rows else [-high, -low]
     else:
         spans = relations.row_intervals(p.kind, ints, relation, 0, ints[0], device)
@@ -150,7 +195,7 @@ def _relation_args(p: Program, ready: Prepared, plan: Plan, ints: tuple, relatio
 
 
 def reach(spans: tuple, num_src: int, block: int) -> list[Tensor]:
-    """For each tile of sources the range of rows that may reach it: exact where starts and stops grow with the row, else wider. O(rows)."""
+    """For each tile of sources the rows that may reach it: exact where starts and stops grow, else wider. O(rows)."""
     start = torch.stack([torch.where(s < e, s, num_src) for s, e in spans]).amin(0)
     stop = torch.stack([torch.where(s < e, e, 0) for s, e in spans]).amax(0)
     if start.shape[0] == 0:

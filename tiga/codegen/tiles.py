@@ -1,19 +1,57 @@
 """Which programs the tiles skeleton runs, and how their values lie in a tile.
 
-Within a program of the kernel one head and one tile of owners are fixed. An edge value is then one number a pair, [owners, others]; a node's field is
-one number a row, or a vector of its last feature, which only matrix products touch. Size expressions that the program's conditions call equal are one axis.
+Within a program of the kernel one head and one tile of owners are fixed. An edge value is then one number a pair,
+[owners, others]; a node's field is one number a row, or a vector of its last feature, which only matrix products touch.
+Size expressions that the program's conditions call equal are one axis.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 from tiga.primitives import PRIMITIVES
 from tiga.program import Line, Program, read_number
 from tiga.types import Total, is_one
 
-ELEMENTWISE = ("add", "sub", "mul", "div", "maximum", "minimum", "neg", "abs", "sign", "floor", "ceil", "exp", "exp2", "log", "log2", "sqrt", "norm", "rsqrt", "sin",
-               "cos", "tanh", "sigmoid", "erf", "relu", "lt", "le", "eq", "ne", "and", "or", "xor", "not", "isnan", "isinf", "isfinite", "where")
+ELEMENTWISE = (
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "maximum",
+    "minimum",
+    "neg",
+    "abs",
+    "sign",
+    "floor",
+    "ceil",
+    "exp",
+    "exp2",
+    "log",
+    "log2",
+    "sqrt",
+    "norm",
+    "rsqrt",
+    "sin",
+    "cos",
+    "tanh",
+    "sigmoid",
+    "erf",
+    "relu",
+    "lt",
+    "le",
+    "eq",
+    "ne",
+    "and",
+    "or",
+    "xor",
+    "not",
+    "isnan",
+    "isinf",
+    "isfinite",
+    "where",
+)
 MOST_AXES = 4
 
 
@@ -23,13 +61,13 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Input:
-    """A tensor that the kernel reads: a node's field, an edge field or a shared one. vector: its last feature is loaded whole."""
+    """A tensor the kernel reads: a node's, edge or shared field. vector: its last feature is loaded whole."""
 
     ref: str
     place: str
     dtype: str
-    axes: tuple                                  # of each feature before the vector: an axis, or 1
-    vector: Optional[Any] = None
+    axes: tuple  # of each feature before the vector: an axis, or 1
+    vector: Any | None = None
 
 
 @dataclass(frozen=True)
@@ -37,8 +75,8 @@ class Fold:
     """A reduce of the kernel. weight: the edge value that multiplies the vector; None: 1."""
 
     line: Line
-    weight: Optional[str]
-    field: Optional[Input]                       # the vector that is summed; None: a number a pair
+    weight: str | None
+    field: Input | None  # the vector that is summed; None: a number a pair
 
 
 @dataclass(frozen=True)
@@ -47,10 +85,10 @@ class Pass:
 
     owner: str
     folds: tuple[Fold, ...]
-    lines: tuple[Line, ...]                      # edge values, in order
+    lines: tuple[Line, ...]  # edge values, in order
     inputs: tuple[Input, ...]
-    inners: dict                                 # value of sum -> (src input, dst input)
-    axes: tuple                                  # the heads
+    inners: dict  # value of sum -> (src input, dst input)
+    axes: tuple  # the heads
 
 
 class Analysis:
@@ -93,7 +131,13 @@ class Analysis:
             folds = [line for line in p.lines if line.op == "reduce" and line.attrs[0] == owner]
             if folds:
                 made.append(self.one(owner, folds))
-        shared = [line for line in p.lines if line.op == "reduce" and line.attrs[0] == "shared" and any(p.types[a].place in ("edge", "dst") for a in line.args)]
+        shared = [
+            line
+            for line in p.lines
+            if line.op == "reduce"
+            and line.attrs[0] == "shared"
+            and any(p.types[a].place in ("edge", "dst") for a in line.args)
+        ]
         if any(p.types[a].place == "edge" for line in shared for a in line.args):
             raise Refused("a parameter's gradient is summed over edges")
         if not made:
@@ -123,7 +167,12 @@ class Analysis:
             score, value = line.args
             self.scalar(score)
             at = self.axes(value)
-            if self.place(value) == "src" and at and at[-1] != 1 and (not self.axes(score) or self.axes(score)[-1] == 1):
+            if (
+                self.place(value) == "src"
+                and at
+                and at[-1] != 1
+                and (not self.axes(score) or self.axes(score)[-1] == 1)
+            ):
                 return Fold(line, None, self.vector(value))
             self.scalar(value)
             return Fold(line, None, None)
@@ -137,7 +186,7 @@ class Analysis:
                 if self.place(field) == far and at and at[-1] != 1 and (not w or w[-1] == 1):
                     self.scalar(weight)
                     return Fold(line, weight, self.vector(field))
-            for a in self.p.definitions[arg].args:             # feature by feature
+            for a in self.p.definitions[arg].args:  # feature by feature
                 self.scalar(a)
             return Fold(line, None, None)
         if self.place(arg) == far and self.axes(arg) and self.axes(arg)[-1] != 1:
@@ -156,8 +205,13 @@ class Analysis:
     def narrow(self, ref: str) -> str:
         """A 16-bit field behind its widening: the product reads it as it is, which loses nothing."""
         line = self.p.definitions.get(ref)
-        if line is not None and line.op == "to" and line.attrs == ("f32",) and self.p.types[line.args[0]].dtype in ("f16", "bf16") \
-                and line.args[0][0] != "%":
+        if (
+            line is not None
+            and line.op == "to"
+            and line.attrs == ("f32",)
+            and self.p.types[line.args[0]].dtype in ("f16", "bf16")
+            and line.args[0][0] != "%"
+        ):
             return line.args[0]
         return ref
 
@@ -204,7 +258,7 @@ class Analysis:
         self.inners[line.outs[0]] = (pair["src"], pair["dst"])
 
 
-def literal_text(word: str) -> Optional[str]:
+def literal_text(word: str) -> str | None:
     number = read_number(word)
     if number is None:
         return None

@@ -1,7 +1,8 @@
 """A network per edge."""
+
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,13 +11,16 @@ from tiga.errors import TigaError
 
 
 class EdgeNetwork(nn.Module):
-    """y[e] = module(cat(x0[e], x1[e], ..., dim=-1)), for every edge e. Use it in an edge function; its parameters get gradients.
+    """y[e] = module(cat(x0[e], x1[e], ..., dim=-1)), for every edge e.
 
-    module: Sequential, Linear, activations, norms, or any module of traceable operations. block_e and num_warps ask the kernels for a launch geometry:
-    edges a program visits at a time, and warps a program; they never change results.
+    Use it in an edge function; its parameters get gradients.
+
+    module: Sequential, Linear, activations, norms, or any module of traceable operations. block_e and num_warps ask
+    the kernels for a launch geometry: edges a program visits at a time, and warps a program; they never change
+    results.
     """
 
-    def __init__(self, module: nn.Module, block_e: Optional[int] = None, num_warps: Optional[int] = None) -> None:
+    def __init__(self, module: nn.Module, block_e: int | None = None, num_warps: int | None = None) -> None:
         super().__init__()
         if not isinstance(module, nn.Module):
             raise TypeError(f"tg.nn.trace: module is {type(module).__name__}; give an nn.Module.")
@@ -30,6 +34,6 @@ class EdgeNetwork(nn.Module):
         return self.module(torch.cat(list(values), dim=-1) if len(values) > 1 else values[0])
 
 
-def trace(module: nn.Module, block_e: Optional[int] = None, num_warps: Optional[int] = None) -> EdgeNetwork:
+def trace(module: nn.Module, block_e: int | None = None, num_warps: int | None = None) -> EdgeNetwork:
     """y[e] = module(cat(arguments[e])) per edge: see EdgeNetwork."""
     return EdgeNetwork(module, block_e, num_warps)

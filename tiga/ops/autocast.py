@@ -1,7 +1,9 @@
-"""Autocast as a rewriting of programs: operands of inner products and linears and reduced values are brought to the autocast dtype.
+"""Autocast as a rewriting of programs: operands of inner products and linears and reduced values are brought to the
+autocast dtype.
 
 Positions, edge displacements and distances, whatever is computed from them pointwise, and float64 are left alone.
 """
+
 from __future__ import annotations
 
 import functools
@@ -10,8 +12,9 @@ import torch
 
 from tiga import passes
 from tiga.builder import Builder, Value
+from tiga.parser import parse
 from tiga.primitives import PRIMITIVES
-from tiga.program import Program, parse, read_number, to_text
+from tiga.program import Program, read_number, to_text
 from tiga.types import NAMES
 
 _POSITION_NAMES = ("pos", "position", "positions")
@@ -37,7 +40,13 @@ class _Autocast:
 
     def cast(self, ref: str) -> object:
         x = self.argument(ref)
-        if isinstance(x, Value) and not x.type.weak and x.type.dtype in ("f16", "bf16", "f32") and ref not in self.exact and x.type.dtype != self.dtype:
+        if (
+            isinstance(x, Value)
+            and not x.type.weak
+            and x.type.dtype in ("f16", "bf16", "f32")
+            and ref not in self.exact
+            and x.type.dtype != self.dtype
+        ):
             return x.emit("to", self.dtype)
         return x
 
@@ -45,18 +54,33 @@ class _Autocast:
         inner = self.inner_products()
         for line in self.p.lines:
             spread = PRIMITIVES.get(line.op)
-            if any(a in self.exact for a in line.args) and spread is not None and line.op not in ("linear", "gather") and all(
-                    a in self.exact or a not in self.p.types or self.p.types[a].weak or not self.p.types[a].floating for a in line.args):
+            if (
+                any(a in self.exact for a in line.args)
+                and spread is not None
+                and line.op not in ("linear", "gather")
+                and all(
+                    a in self.exact or a not in self.p.types or self.p.types[a].weak or not self.p.types[a].floating
+                    for a in line.args
+                )
+            ):
                 self.exact.update(line.outs)
             if line.op == "scan":
-                made = self.builder.scan(line.attrs[0], self.p.functions[int(line.attrs[1])], int(line.attrs[2]), tuple([self.argument(a) for a in line.args]),
-                                         None if line.attrs[3] == "-1" else self.p.functions[int(line.attrs[3])])
+                made = self.builder.scan(
+                    line.attrs[0],
+                    self.p.functions[int(line.attrs[1])],
+                    int(line.attrs[2]),
+                    tuple([self.argument(a) for a in line.args]),
+                    None if line.attrs[3] == "-1" else self.p.functions[int(line.attrs[3])],
+                )
                 self.values.update(zip(line.outs, made))
                 continue
             if line.op == "reduce":
                 place, name = line.attrs
                 last = len(line.args) - 1
-                wanted = [self.cast(a) if (name in ("sum", "softmax", "max", "min") and k == last) else self.argument(a) for k, a in enumerate(line.args)]
+                wanted = [
+                    self.cast(a) if (name in ("sum", "softmax", "max", "min") and k == last) else self.argument(a)
+                    for k, a in enumerate(line.args)
+                ]
                 for o, v in zip(line.outs, self.builder.reduce(place, name, tuple(wanted))):
                     self.values[o] = v
                 continue
@@ -64,8 +88,20 @@ class _Autocast:
             args = tuple([self.cast(a) if cast else self.argument(a) for a in line.args])
             self.values[line.outs[0]] = self.builder.emit(line.op, args, line.attrs)
         p = self.p
-        return to_text(Program(p.kind, p.relation_tensors, p.reverse, p.batch, p.operands, p.scalars, tuple(self.builder.lines),
-                               tuple([self.values[r].ref for r in p.returns]), {}, functions=tuple(self.builder.functions)))
+        return to_text(
+            Program(
+                p.kind,
+                p.relation_tensors,
+                p.reverse,
+                p.batch,
+                p.operands,
+                p.scalars,
+                tuple(self.builder.lines),
+                tuple([self.values[r].ref for r in p.returns]),
+                {},
+                functions=tuple(self.builder.functions),
+            )
+        )
 
     def inner_products(self) -> set[str]:
         """Products that are summed over their last feature, of a source's with a destination's."""

@@ -1,19 +1,21 @@
 """vmap as a rewriting of programs: one more leading feature dimension, which no line of the program ever touches."""
+
 from __future__ import annotations
 
 import functools
-from typing import Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from tiga import passes
 from tiga.builder import Builder
-from tiga.program import Operand, Program, parse, read_number, to_text
+from tiga.parser import parse
+from tiga.program import Operand, Program, read_number, to_text
 from tiga.types import Dim, Type, is_one
 
 
 def batched(p: Program, tensors: Sequence[Tensor], dims: tuple) -> tuple[str, list[Tensor]]:
-    """The text that computes all samples at once, and its tensors; dims[k] is the mapped dimension of tensor k, or None."""
+    """The text that computes all samples at once, and its tensors; dims[k]: the mapped dimension of tensor k."""
     moved = []
     for k, (t, d) in enumerate(zip(tensors, dims)):
         if k >= len(p.operands):
@@ -27,7 +29,7 @@ def batched(p: Program, tensors: Sequence[Tensor], dims: tuple) -> tuple[str, li
             moved.append(t.unsqueeze(lead))
         else:
             moved.append(t)
-    sizes = tuple([None if d is None else int(t.shape[d]) == 1 for t, d in zip(tensors[:len(p.operands)], dims)])
+    sizes = tuple([None if d is None else int(t.shape[d]) == 1 for t, d in zip(tensors[: len(p.operands)], dims)])
     return _text(to_text(p), sizes), moved
 
 
@@ -51,22 +53,42 @@ def _text(text: str, sizes: tuple) -> str:
 
     def argument(ref: str) -> object:
         return values[ref] if ref in values else read_number(ref)
+
     for line in p.lines:
         args = tuple([argument(a) for a in line.args])
         if line.op == "reduce":
-            values.update(zip(line.outs, builder.reduce(*line.attrs, args)))
+            values.update(zip(line.outs, builder.reduce(line.attrs[0], line.attrs[1], args)))
         elif line.op == "scan":
             gradient = None if line.attrs[3] == "-1" else p.functions[int(line.attrs[3])]
-            values.update(zip(line.outs, builder.scan(line.attrs[0], p.functions[int(line.attrs[1])], int(line.attrs[2]), args, gradient)))
+            values.update(
+                zip(
+                    line.outs,
+                    builder.scan(line.attrs[0], p.functions[int(line.attrs[1])], int(line.attrs[2]), args, gradient),
+                )
+            )
         else:
             values[line.outs[0]] = builder.emit(line.op, args, line.attrs)
-    return to_text(Program(p.kind, p.relation_tensors, p.reverse, p.batch + 1, tuple(operands), p.scalars, tuple(builder.lines),
-                           tuple([values[r].ref for r in p.returns]), {}, functions=tuple(builder.functions)))
+    return to_text(
+        Program(
+            p.kind,
+            p.relation_tensors,
+            p.reverse,
+            p.batch + 1,
+            tuple(operands),
+            p.scalars,
+            tuple(builder.lines),
+            tuple([values[r].ref for r in p.returns]),
+            {},
+            functions=tuple(builder.functions),
+        )
+    )
 
 
 def sample_dims(outputs: Sequence[Tensor], text: str, samples: int) -> tuple[list[Tensor], list]:
     """Where the outputs of a batched program hold the samples: None where an output is the same for all."""
-    p, held, dims = parse(text), [], []
+    p = parse(text)
+    held: list[Tensor] = []
+    dims: list[int | None] = []
     for out, ref in zip(outputs, p.returns):
         t = p.types[ref]
         lead = 0 if t.place == "shared" else 1

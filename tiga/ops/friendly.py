@@ -16,7 +16,8 @@ from torch import Tensor
 from tiga.errors import TigaError
 from tiga.ops.library import LIB, outside_dynamo
 from tiga.ops.propagate import _op as propagate
-from tiga.trace import Fields, Sym, Tracer, stages
+from tiga.stages import stages
+from tiga.trace import Fields, Sym, Tracer
 
 PROGRAM, TORCH = "CompositeImplicitAutograd", "CompositeExplicitAutograd"
 

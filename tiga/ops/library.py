@@ -1,8 +1,10 @@
 """The one torch.library namespace of tiga."""
+
 from __future__ import annotations
 
 import sys
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -10,7 +12,7 @@ LIB = torch.library.Library("tiga", "DEF")
 
 
 def outside_dynamo(fn: Callable) -> Callable:
-    """Keeps Dynamo from compiling the body of an operator called in an eager frame, without importing Dynamo for those who never compile."""
+    """Keeps Dynamo out of the body of an operator called eagerly, without importing it for those who never compile."""
     disabled: Any = None
 
     def call(*args: Any) -> Any:

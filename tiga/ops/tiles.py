@@ -1,8 +1,10 @@
 """Programs on the tiles skeleton: work on nodes by torch, the edges by one kernel a direction."""
+
 from __future__ import annotations
 
 import functools
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,8 +13,10 @@ from tiga import passes
 from tiga.codegen.launch import Prepared, launch, prepare
 from tiga.codegen.tiles import Analysis, Refused
 from tiga.program import Line, Program, evaluate_size
-from tiga.reference import _fold_rows, _Run, _schedule
+from tiga.reference import Run
+from tiga.reference_ops import fold_rows
 from tiga.relations import is_implicit
+from tiga.schedule import schedule
 from tiga.types import DTYPES, compute_dtype
 
 
@@ -21,7 +25,7 @@ def planned(p: Program) -> tuple[Any, tuple[Prepared, ...], str]:
     """(analysis, kernels, why not): kernels is empty where the skeleton does not fit."""
     if not is_implicit(p.kind):
         return None, (), f"a {p.kind} relation"
-    analysis = Analysis(p, _schedule(p)[0])
+    analysis = Analysis(p, schedule(p)[0])
     try:
         passes = analysis.passes()
         return analysis, tuple([prepare(p, work, analysis.uses_number) for work in passes]), ""
@@ -29,7 +33,9 @@ def planned(p: Program) -> tuple[Any, tuple[Prepared, ...], str]:
         return None, (), str(e)
 
 
-def run(p: Program, tensors: Sequence[Tensor], ints: Sequence[int], scalars: Sequence[float], outputs: list[Tensor]) -> None:
+def run(
+    p: Program, tensors: Sequence[Tensor], ints: Sequence[int], scalars: Sequence[float], outputs: list[Tensor]
+) -> None:
     """Fill `outputs`; `planned(p)` must have kernels."""
     _Tiles(p, tensors, ints, scalars, outputs).run()
 
@@ -43,7 +49,7 @@ class _Whole:
         self.rows = (0, rows)
 
 
-class _Tiles(_Run):
+class _Tiles(Run):
     def run(self) -> None:
         p, whole = self.p, _Whole(self.num_dst)
         analysis, kernels, _ = planned(p)
@@ -81,21 +87,21 @@ class _Tiles(_Run):
 
     def fold_all(self, line: Line, whole: Any) -> Tensor:
         """A sum over nodes: no edge takes part."""
-        return _fold_rows(line, [self.value(a, whole) for a in line.args], self.p, self.zeros(line.outs[0]))
+        return fold_rows(line, [self.value(a, whole) for a in line.args], self.p, self.zeros(line.outs[0]))
 
     def edges(self, ready: Prepared, analysis: Any) -> None:
         fields = {}
         for x in ready.source.inputs:
             held = self.here.get(x.ref)
             t = held if held is not None else self.fields[x.ref]
-            fields[x.ref] = t.to(DTYPES[x.dtype]) if x.vector is not None else t      # matrix products read 16 bits where the program says so
+            # matrix products read 16 bits where the program says so
+            fields[x.ref] = t.to(DTYPES[x.dtype]) if x.vector is not None else t
         results = {}
         rows = self.num_dst if ready.work.owner == "dst" else self.num_src
         for f in ready.work.folds:
             for o in f.line.outs:
-                t = self.p.types[o]
-                sizes = [evaluate_size(s, self.shapes, self.p.operands) for s in t.sizes]
-                results[o] = torch.empty((rows, *sizes), dtype=DTYPES[compute_dtype(t.dtype)], device=self.device)
+                kind = self.p.types[o]
+                sizes = [evaluate_size(s, self.shapes, self.p.operands) for s in kind.sizes]
+                results[o] = torch.empty((rows, *sizes), dtype=DTYPES[compute_dtype(kind.dtype)], device=self.device)
         launch(self.p, ready, fields, results, self.shapes, self.ints, self.relation, analysis)
-        for o, x in results.items():
-            (self.here if ready.work.owner == "dst" else self.fields)[o] = x
+        (self.here if ready.work.owner == "dst" else self.fields).update(results)

@@ -1,0 +1,79 @@
+"""Compiling the kernels of a program for a GPU that is not there."""
+
+import os
+import re
+import subprocess
+import tempfile
+
+import torch
+
+from tiga.codegen import launch
+from tiga.ops import tiles
+from tiga.ops.propagate import allocate
+from tiga.parser import parse
+
+_POINTERS = {
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+}
+
+
+def compile_for(fn, args, options, capability):
+    """The compiled kernel, specialised as a launch with these arguments would be."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature, constants, hints = {}, {}, {}
+    for k, (name, parameter, value) in enumerate(zip(fn.arg_names, fn.params, args)):
+        if parameter.is_constexpr or (isinstance(value, int) and value == 1 and not parameter.do_not_specialize):
+            constants[name], signature[name] = value, "constexpr"
+        elif isinstance(value, torch.Tensor):
+            signature[name], hints[(k,)] = _POINTERS[value.dtype], [["tt.divisibility", 16]]
+        else:
+            signature[name] = "i32"
+            if value % 16 == 0 and not parameter.do_not_specialize:
+                hints[(k,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn, signature, constants, hints)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def spilled_bytes(kernel):
+    """Stack bytes of the machine code: what ptxas could not keep in registers."""
+    import triton
+
+    tool = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "cuobjdump")
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "kernel.cubin")
+        with open(path, "wb") as f:
+            f.write(kernel.asm["cubin"])
+        text = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
+    return int(re.search(r"STACK:(\d+)", text)[1])
+
+
+def usage(text, arguments, capability):
+    """(plan, spilled bytes) of each kernel of a program, with the first plan that does not spill, as a launch chooses it."""
+    found = []
+
+    def choose(source, fn, args, spans, constants, plan, *rest):
+        values = [*args, *spans, *constants, plan.block_m, plan.block_n, "ieee"]
+        kernel = compile_for(fn, values, {"num_warps": plan.warps, "num_stages": plan.stages}, capability)
+        spilled = spilled_bytes(kernel)
+        if spilled and not plan.last:
+            return False
+        found.append((plan, spilled))
+        return True
+
+    p = parse(text)
+    kept, launch._try = launch._try, choose
+    try:
+        tiles.run(
+            p, arguments.tensors, arguments.ints, arguments.scalars, allocate(p, arguments.tensors, arguments.ints)
+        )
+    finally:
+        launch._try = kept
+    return found

@@ -1,0 +1,18 @@
+"""A pytest plugin: CPU tensors take the kernels' path, under Triton's interpreter. `python -m pytest -p interpreted ...`"""
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton
+
+from tiga import passes  # noqa: E402
+from tiga.ops import propagate  # noqa: E402
+
+
+def pytest_configure(config):
+    propagate.KERNEL_DEVICES.add("cpu")
+
+
+def pytest_terminal_summary(terminalreporter):
+    terminalreporter.write_line(
+        f"kernels launched: {passes.COUNTS['launch-tiles']}, written: {passes.COUNTS['emit-tiles']}"
+    )

@@ -1,0 +1,134 @@
+"""The tiles skeleton: CASES through its kernels under Triton's interpreter, what it refuses, kernels that compile without a GPU."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from cases import CASES, Attention
+
+import tiga as tg
+from tiga.adjoint import adjoint, augment
+from tiga.ops import tiles
+from tiga.parser import parse
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def call(module, graph, dtype=torch.float32, width=16, rows=None, heads=2):
+    n = graph.num_dst if rows is None else rows
+    q, k, v = (torch.randn(heads, n, width, dtype=dtype).transpose(0, 1) for _ in range(3))
+    return module.lower(graph, src={"key": k, "value": v}, dst={"query": q}, scale=width**-0.5)
+
+
+def sources(text):
+    _, kernels, why = tiles.planned(parse(text))
+    return [k.source.text for k in kernels], why
+
+
+def test_cases_run_as_kernels_under_the_interpreter():
+    tests = "test_error_is_that_of_plain_torch and float32 or test_nan_reaches or test_results_repeat or nobodys_source"
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "interpreted",
+        "test_cases.py",
+        "-k",
+        tests,
+        "--rootdir",
+        HERE,
+        "-c",
+        os.devnull,
+    ]
+    env = dict(os.environ, PYTHONPATH=os.pathsep.join([HERE, *sys.path]))
+    run = subprocess.run(command, cwd=HERE, env=env, capture_output=True, text=True, timeout=400)
+    assert run.returncode == 0, run.stdout[-3000:]
+    launched, written = re.search(r"kernels launched: (\d+), written: (\d+)", run.stdout).groups()
+    assert int(launched) > 100 and int(written) > 40, run.stdout[-300:]
+
+
+def test_forward_backward_and_twice_are_kernels():
+    graph = tg.Graph.triangular(8)
+    full = augment(call(Attention(), graph).program)
+    first = adjoint(full, (0, 1, 2), (0,)).text
+    twice = adjoint(augment(first), (0, 1, 2), (0, 1, 2)).text
+    assert [len(sources(text)[0]) for text in (full, first, twice)] == [1, 2, 2]
+
+
+class Capped(tg.MessagePassing):
+    reducer = tg.online_softmax()
+
+    def edge(self, src, dst, edge, scale):
+        score = (src.key * dst.query).sum(-1) * scale
+        return self.reducer(torch.tanh(score / 30) * 30, src.value)
+
+
+def test_another_edge_function_is_another_kernel():
+    graph = tg.Graph.triangular(8)
+    (plain,), (capped,) = (sources(call(cls(), graph).program)[0] for cls in (Attention, Capped))
+    assert "tanh(" in capped.split("def propagate")[1] and "tanh(" not in plain.split("def propagate")[1]
+
+
+def test_sizes_and_scales_make_no_other_kernel():
+    texts = {tuple(sources(call(Attention(), tg.Graph.triangular(n)).program)[0]) for n in (1, 7, 300)}
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize(
+    "dtype, graph, reason",
+    [
+        (torch.float64, tg.Graph.triangular(4), "float64"),
+        (torch.float32, tg.Graph.triangular(4).to_csr(), "a csr relation"),
+    ],
+)
+def test_what_does_not_fit_says_why(dtype, graph, reason):
+    assert sources(call(Attention(), graph, dtype).program) == ([], reason)
+
+
+def test_refusals_of_the_cases():
+    """Of the CASES over implicit relations, those without a kernel and the reasons: a new reason is a lost kernel."""
+    reasons = {}
+    for case in CASES:
+        if case.name.startswith("second pass") or case.graph.kind == "csr":
+            continue
+        why = sources(case.lower(case.build(), case.arguments()).program)[1]
+        if why:
+            reasons.setdefault(why, []).append(case.name)
+    assert set(reasons) <= {
+        "a bare edge value is returned",
+        "a user's reducer",
+        "the reducer max",
+        "the reducer min",
+        "linear on the edge",
+        "cat on the edge",
+        "a sum over features on the edge that is no inner product",
+        "gather on the edge",
+        "rand on the edge",
+        "slice on the edge",
+        "sum on the edge",
+        "amax on the edge",
+    }, reasons
+
+
+COMPILED = [
+    (torch.bfloat16, 64, tg.Graph.triangular(64)),
+    (torch.float16, 64, tg.Graph.cu_seqlens([0, 5, 5, 20, 64])),
+    (torch.bfloat16, 32, tg.Graph.window(64, 3)),
+]
+
+
+@pytest.mark.parametrize("dtype, width, graph", COMPILED, ids=lambda x: getattr(x, "kind", str(x)))
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_kernels_compile_without_spills(dtype, width, graph, capability, monkeypatch):
+    """Every plan that would be taken, by ptxas, without a GPU."""
+    from compiled import usage
+
+    full = augment(call(Attention(), graph, dtype, width).program)
+    arguments = call(Attention(), graph, dtype, width)
+    found = usage(full, arguments, capability)
+    assert found and all(spilled == 0 for _, spilled in found), found
