@@ -1,7 +1,9 @@
-"""Dense and packed attention beside its peers, in one run on one GPU: `python -m benchmarks.attention [--only NAME] [--out FOLDER]`.
+"""Dense and packed attention beside its peers, in one run on one GPU.
 
-TFLOP/s of bfloat16 forward and backward passes, medians; masked work counts half for causal rows and by pairs for packed and windowed ones. Every
-row is checked against its peer on the same random data before it is timed.
+`python -m benchmarks.attention [--only NAME] [--out FOLDER]`
+
+TFLOP/s of bfloat16 forward and backward passes, medians; work is counted by pairs that are edges. Every row is checked
+against its peer on the same random data before it is timed.
 """
 
 from __future__ import annotations
@@ -164,7 +166,7 @@ def main() -> None:
     lines = [
         f"# Attention, {datetime.date.today()}",
         "",
-        f"{device}, torch {torch.__version__}, triton {triton.__version__}, bfloat16; TFLOP/s forward / backward, median.",
+        f"{device}, torch {torch.__version__}, triton {triton.__version__}, bfloat16; TFLOP/s forward / backward.",
         "`python -m benchmarks.attention`",
         "",
         "| work | tiga | FlexAttention, compiled | cuDNN SDPA | tiga / Flex |",
@@ -179,9 +181,8 @@ def main() -> None:
             continue
         cell = {k: f"{a:.0f} / {b:.0f}" for k, (a, b) in found.items()}
         (a, b), (c, d) = found["tiga"], found["FlexAttention"]
-        lines.append(
-            f"| {name} | {cell['tiga']} | {cell['FlexAttention']} | {cell.get('cuDNN', '')} | {a / c:.2f}x / {b / d:.2f}x |"
-        )
+        ratio = f"{a / c:.2f}x / {b / d:.2f}x"
+        lines.append(f"| {name} | {cell['tiga']} | {cell['FlexAttention']} | {cell.get('cuDNN', '')} | {ratio} |")
         print(lines[-1], flush=True)
         torch._dynamo.reset()
         _flex.clear()

@@ -1,4 +1,4 @@
-"""A pytest plugin: CPU tensors take the kernels' path, under Triton's interpreter. `python -m pytest -p interpreted ...`"""
+"""A pytest plugin, `python -m pytest -p interpreted`: CPU tensors take the kernels' path, interpreted."""
 
 import os
 

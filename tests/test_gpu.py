@@ -1,4 +1,4 @@
-"""Real kernels on a CUDA device: CASES and attention at awkward sizes against the oracle. Skipped where there is none."""
+"""Real kernels on a CUDA device: CASES and attention at awkward sizes, against the oracle."""
 
 import pytest
 import torch

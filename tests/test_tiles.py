@@ -1,4 +1,4 @@
-"""The tiles skeleton: CASES through its kernels under Triton's interpreter, what it refuses, kernels that compile without a GPU."""
+"""The tiles skeleton: CASES through its kernels under Triton's interpreter, refusals, kernels compiled with no GPU."""
 
 import os
 import re

@@ -49,7 +49,7 @@ def weighted(
         for n in tl.range(0, weight.shape[1], num_stages=1):
             w = tl.sum(tl.where((cols == n)[None, :], weight, 0.0), 1)
             on = tl.max(tl.where((cols == n)[None, :] & live, 1, 0), 1)
-            row = (first + n).to(tl.int64)
+            row = tl.full((), 0, tl.int64) + first + n
             values = tl.load(
                 base + row * stride_row + d * stride_feature, mask=(d < D) & (row < num_rows), other=0.0
             ).to(tl.float32)

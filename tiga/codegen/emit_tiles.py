@@ -307,6 +307,9 @@ class Emitter:
             self.put(
                 2, f"{name} = tl.dot({a}, tl.trans({b}), input_precision=PRECISION)   # {line.op} {' '.join(line.args)}"
             )
+        elif line.op == "sum":
+            a, b = (self.scalar(x, "f32") for x in self.p.definitions[line.args[0]].args)
+            self.put(2, f"{name} = ({a}) * ({b})  # {line.op} {' '.join(line.args)}")
         elif line.op in ("unsqueeze", "squeeze", "spread"):
             self.body[out] = self.scalar(line.args[0])
             return
@@ -376,16 +379,14 @@ class Emitter:
 
     def softmax(self, k: int, f: Fold, masked: bool) -> None:
         score, value = f.line.args
-        self.put(
-            2,
-            f"score{k} = (tl.zeros([BLOCK_M, BLOCK_N], tl.float32) + {self.scalar(score, 'f32')}) * 1.4426950408889634",
-        )
+        self.put(2, f"score{k} = tl.zeros([BLOCK_M, BLOCK_N], tl.float32) + {self.scalar(score, 'f32')}")
         if masked:
             self.put(2, f"score{k} = tl.where(live, score{k}, float('-inf'))")
         self.put(2, f"higher{k} = tl.maximum(peak{k}, tl.max(score{k}, 1))")
         self.put(2, f"safe{k} = tl.where(higher{k} == float('-inf'), 0.0, higher{k})")
-        self.put(2, f"weight{k} = tl.exp2(score{k} - safe{k}[:, None])")
-        self.put(2, f"keep{k} = tl.exp2(peak{k} - safe{k})")
+        # the difference is taken before the change to base 2, which then rounds once
+        self.put(2, f"weight{k} = tl.exp2((score{k} - safe{k}[:, None]) * 1.4426950408889634)")
+        self.put(2, f"keep{k} = tl.exp2((peak{k} - safe{k}) * 1.4426950408889634)")
         self.put(2, f"peak{k} = higher{k}")
         self.put(2, f"total{k} = total{k} * keep{k} + tl.sum(weight{k}, 1)")
         if f.field is not None:
@@ -402,7 +403,7 @@ class Emitter:
                 side = "[:, None]" if f.field is not None else ""
                 self.put(1, f"sum{k} = tl.where(none{k}{side}, 0.0, sum{k} / tl.where(none{k}, 1.0, total{k}){side})")
                 self.put(
-                    1, f"lse{k} = tl.where(none{k}, float('-inf'), (peak{k} + tl.log2(total{k})) * 0.6931471805599453)"
+                    1, f"lse{k} = tl.where(none{k}, float('-inf'), peak{k} + tl.log(tl.where(none{k}, 1.0, total{k})))"
                 )
         number = 0
         for k, f in enumerate(self.work.folds):

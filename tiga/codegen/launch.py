@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import linecache
@@ -88,24 +89,19 @@ def launch(
         constants += [w, max(16, 1 << (w - 1).bit_length())]
     itemsize = max([fields[x.ref].element_size() for x in source.inputs if x.vector is not None], default=4)
     fn = load(source.text)
+    precision = "tf32" if itemsize == 4 and torch.backends.cuda.matmul.allow_tf32 else "ieee"
     for plan in plans(widths, itemsize, len(work.folds)):
-        if _try(
-            source.text,
-            fn,
-            args,
-            _relation_args(p, ready, plan, ints, relation, device),
-            constants,
-            plan,
-            own,
-            heads,
-            device,
-            itemsize,
-        ):
+        spans_args = _relation_args(p, ready, plan, ints, relation, device)
+        values = [*args, *spans_args, *constants, plan.block_m, plan.block_n, precision]
+        if fits(source.text, fn, values, tuple(constants), plan, device):
+            grid = (-(-own // plan.block_m) * heads,)
+            with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+                fn[grid](*values, num_warps=plan.warps, num_stages=plan.stages)
             return
     raise RuntimeError("tiga: no plan of the tiles skeleton fits this device")
 
 
-_rejected: set[tuple] = set()
+_fitting: dict[tuple, bool] = {}
 _compiled: dict[str, Any] = {}
 
 
@@ -115,53 +111,33 @@ def compiled_text(source: str, level: str) -> str:
     return made.asm.get(level, "") if made is not None else ""
 
 
-def _try(
-    text: str,
-    fn: Any,
-    args: list,
-    spans: list,
-    constants: list,
-    plan: Plan,
-    own: int,
-    heads: int,
-    device: Any,
-    itemsize: int,
-) -> bool:
-    key = (id(fn), plan, tuple(constants))
-    if key in _rejected:
-        return False
+def fits(text: str, fn: Any, values: list, constants: tuple, plan: Plan, device: Any) -> bool:
+    """Whether a plan neither spills nor outgrows the chip; found before its first launch, so that a plan taken stays.
+
+    Keyed by all that may change the machine code: text, plan, widths and dtypes.
+    """
+    dtypes = tuple([x.dtype for x in values if isinstance(x, Tensor)])
+    key = (text, plan, constants, dtypes, device)
+    if key not in _fitting:
+        _fitting[key] = _compiles(text, fn, values, plan, device)
+    return _fitting[key]
+
+
+def _compiles(text: str, fn: Any, values: list, plan: Plan, device: Any) -> bool:
+    if device.type != "cuda":  # Triton's interpreter
+        return True
     from triton.runtime.errors import OutOfResources
 
-    grid = (-(-own // plan.block_m) * heads,)
-    precision = "tf32" if itemsize == 4 and torch.backends.cuda.matmul.allow_tf32 else "ieee"
     try:
-        with torch.cuda.device(device) if device.type == "cuda" else _Nothing():
-            made = fn[grid](
-                *args,
-                *spans,
-                *constants,
-                plan.block_m,
-                plan.block_n,
-                precision,
-                num_warps=plan.warps,
-                num_stages=plan.stages,
-            )
+        with torch.cuda.device(device):
+            made = fn.warmup(*values, grid=(1,), num_warps=plan.warps, num_stages=plan.stages)
+            made._init_handles()  # loads it: only then are spills and shared memory known
     except OutOfResources:
-        _rejected.add(key)
         return False
-    if made is not None:
-        _compiled[text] = made
-    if getattr(made, "n_spills", 0) and not plan.last:
-        _rejected.add(key)  # the result stands; the next call takes the next plan
+    if made.n_spills and not plan.last:
+        return False
+    _compiled[text] = made
     return True
-
-
-class _Nothing:
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *error: Any) -> None:
-        return None
 
 
 def _stride(axis: Any, axes: Any, strides: Any, shape: Any) -> int:

@@ -252,7 +252,11 @@ class Analysis:
         if set(places) != {"src", "dst"}:
             raise Refused("a sum over features on the edge that is no inner product")
         at = [self.axes(a) for a in args]
-        if at[0][-1:] != at[1][-1:] or not at[0] or at[0][-1] == 1:
+        if at[0][-1:] == at[1][-1:] == (1,):  # one feature: a product of numbers
+            for a in args:
+                self.scalar(a)
+            return
+        if at[0][-1:] != at[1][-1:] or not at[0]:
             raise Refused("an inner product of different sizes")
         pair = {place: self.vector(a) for place, a in zip(places, args)}
         self.inners[line.outs[0]] = (pair["src"], pair["dst"])

@@ -190,27 +190,23 @@ def _rows(p: Program, place: str, tensors: Sequence[Tensor], ints: Sequence[Any]
 
 
 def composite(program: str, tensors: list[Tensor], ints: list[int], scalars: list[float]) -> list[Tensor]:
-    """Any device: torch operations, range by range."""
+    """Kernels where they fit, else torch operations, range by range, on any device."""
     passes.running(program)
     p = parse(program)
     check(p, tensors, ints, scalars)
     check_relation(p, tensors[len(p.operands) :], ints)
     _check_edges(p, tensors, ints)
     outputs = allocate(p, tensors, ints)
-    if tensors[0].device.type == "cuda":
+    device = tensors[0].device.type
+    if device in KERNEL_DEVICES:
         from tiga.ops import tiles  # Triton is imported where a kernel runs, not before
 
         _, kernels, reason = tiles.planned(p)
         if kernels:
             tiles.run(p, tensors, ints, scalars, outputs)
             return outputs
-        if torch.cuda.is_current_stream_capturing():
-            raise TigaError(
-                "the composite path reads sizes of its ranges on the host, so it cannot be captured into a CUDA "
-                "graph, and no kernel "
-                f"fits this program: {reason}."
-            )
-        _warn_composite(reason)
+        if device == "cuda":
+            _say_composite(reason)
     interpret(p, tensors, ints, scalars, outputs)
     return outputs
 
@@ -227,16 +223,22 @@ def _check_edges(p: Program, tensors: Sequence[Tensor], ints: Sequence[int]) -> 
                 raise TigaError(f"edge field {o.name!r} has {t.shape[0]} rows, but the graph has {wanted} edges.")
 
 
+KERNEL_DEVICES = {"cuda"}
 _warned: set[str] = set()
 
 
-def _warn_composite(reason: str) -> None:
+def _say_composite(reason: str) -> None:
+    """A cliff is never silent: one warning a reason, an error where the path cannot run."""
+    if torch.cuda.is_current_stream_capturing():
+        raise TigaError(
+            f"no kernel fits this program ({reason}), and the composite path reads sizes of its ranges on the host: "
+            "it cannot be captured into a CUDA graph."
+        )
     if reason not in _warned:
         _warned.add(reason)
         warnings.warn(
-            f"tiga: no kernel fits this program ({reason}): it runs on CUDA through torch operations, range by range "
-            "- correct, not fused. "
-            f"Edge values of about {BUDGET * 4 >> 20} MiB are materialised at a time.",
+            f"tiga: no kernel fits this program ({reason}): it runs on CUDA through torch operations, range by range - "
+            f"correct, not fused. Edge values of about {BUDGET * 4 >> 20} MiB are materialised at a time.",
             stacklevel=2,
         )
 
