@@ -90,11 +90,12 @@ def test_attention(n, width, dtype, kind):
     got, plain, exact = run(ours, dtype), run(theirs, dtype), run(theirs, torch.float64)
     again = run(ours, dtype)
     assert "lowering: tiles" in module.explain()
-    for x, y, z, repeat in zip(got, plain, exact, again):
+    for k, (x, y, z, repeat) in enumerate(zip(got, plain, exact, again)):
         assert torch.equal(x, repeat)
         error, usual = (x.double() - z).abs().max(), (y.double() - z).abs().max()
         size = max(z.abs().max().item(), 1e-2)  # of a gradient that is 0 in exact arithmetic, rounding is left
-        assert error <= 2 * usual + 4 * torch.finfo(dtype).eps * size, (error, usual)
+        ulps = 4 if k < 4 else 8  # second derivatives are sums of products of first ones
+        assert error <= 2 * usual + ulps * torch.finfo(dtype).eps * size, (error, usual)
 
 
 def test_rows_that_are_no_neighbours_never_leak():

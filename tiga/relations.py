@@ -110,8 +110,17 @@ def band_counts(num_dst: Tensor, num_src: Tensor, low: Tensor, high: Tensor) -> 
 
 
 def _clipped_sum(t: Any, most: Any) -> Any:
-    inside = torch.sym_max(0, torch.sym_min(t, most))
-    return inside * (inside + 1) // 2 + torch.sym_max(t - most, 0) * most
+    inside = _largest(0, _least(t, most))
+    return inside * (inside + 1) // 2 + _largest(t - most, 0) * most
+
+
+def _largest(a: Any, b: Any) -> Any:
+    # Dynamo turns the builtin into sym_max, which before torch 2.12 it does not trace by name
+    return max(a, b) if torch.compiler.is_dynamo_compiling() else torch.sym_max(a, b)
+
+
+def _least(a: Any, b: Any) -> Any:
+    return min(a, b) if torch.compiler.is_dynamo_compiling() else torch.sym_min(a, b)
 
 
 def _clipped_sum_of(t: Tensor, most: Tensor) -> Tensor:
