@@ -14,7 +14,6 @@ from tiga.primitives import PRIMITIVES
 from tiga.program import Line, number_text, read_number
 from tiga.types import Type, is_one
 
-MEMO_SIZE = 1 << 16
 WEAK_INT, WEAK_FLOAT = Type("shared", "i64", (), True), Type("shared", "f64", (), True)
 
 
@@ -57,6 +56,38 @@ class Value:
         return self.builder.emit("neg", (self,))
 
 
+class Path:
+    """A trace so far, by what was done: each step leads to the trace one step longer, with the line that it wrote.
+
+    A trace that was met before is found step by step, without inferring a type; its programs hang at its end.
+    """
+
+    __slots__ = ("stages", "steps")
+    most = 1 << 16  # paths that are kept; then all are forgotten
+    kept = 0
+    root: Path | None = None
+
+    def __init__(self) -> None:
+        Path.kept += 1
+        self.steps: dict[tuple, Any] = {}
+        self.stages: dict[tuple, list] = {}
+
+    @staticmethod
+    def start() -> Path:
+        """The trace that has done nothing yet."""
+        if Path.root is None or Path.kept > Path.most:
+            Path.kept = 0
+            Path.root = Path()
+        return Path.root
+
+    def after(self, step: tuple) -> Path:
+        """The trace after a step that writes no line."""
+        found = self.steps.get(step)
+        if found is None:
+            found = self.steps[step] = Path()
+        return found
+
+
 class Builder:
     """Lines with their types. The same line is never emitted twice; commutative arguments stand in one order."""
 
@@ -69,7 +100,7 @@ class Builder:
         self.origin: dict[str, tuple] = {}  # op and argument values behind a word
         self.outs = 0
         self.functions: list[Any] = []
-        self.memo: dict | None = None  # lines typed before, by what their types follow from
+        self.path: Path | None = None  # what was traced so far, where traces are looked up
 
     def value(self, ref: str, type: Type) -> Value:
         return Value(self, ref, type)
@@ -86,7 +117,7 @@ class Builder:
 
     def emit(self, op: str, args: tuple, attrs: tuple = ()) -> Value:
         """Append `op args attrs` and give its value."""
-        values = [self.lift(a) for a in args]
+        values = [a if isinstance(a, Value) else self.lift(a) for a in args]
         refs = tuple([v.ref for v in values])
         if len(refs) == 2 and refs[0] > refs[1] and PRIMITIVES[op].commutative:
             values.reverse()
@@ -101,18 +132,15 @@ class Builder:
 
     def append(self, op: str, refs: tuple, attrs: tuple, values: list) -> tuple:
         """A new line; its results. Typing a line takes most of a trace's time, so an eager tracer looks it up."""
-        types = tuple([v.type for v in values])
-        key = (op, refs, attrs, types, self.outs)
-        found = None if self.memo is None else self.memo.get(key)
-        if found is None:
+        step = None if self.path is None else self.path.steps.get((op, refs, attrs))
+        if step is None:
+            types = tuple([v.type for v in values])
             made = infer(Line((), op, refs, attrs), types, self.unify, self.batch, tuple(self.functions))
             outs = tuple(["%" + str(self.outs + k) for k in range(len(made))])
-            found = (Line(outs, op, refs, attrs), made)
-            if self.memo is not None and op != "scan":
-                if len(self.memo) > MEMO_SIZE:
-                    self.memo.clear()
-                self.memo[key] = found
-        line, made = found
+            step = (Line(outs, op, refs, attrs), made, None if self.path is None else Path())
+            if self.path is not None:
+                self.path.steps[op, refs, attrs] = step
+        line, made, self.path = step
         self.outs += len(made)
         self.lines.append(line)
         self.line_types.append(made[0])
@@ -138,6 +166,7 @@ class Builder:
         values = [self.lift(a) for a in args]
         refs = tuple([v.ref for v in values])
         attrs = (direction, self.function(f), str(states), "-1" if gradient is None else self.function(gradient))
+        self.path = None  # a function is not part of a step: such traces are not looked up
         key = ("scan", attrs, refs)
         if key not in self.known:
             self.known[key] = self.append("scan", refs, attrs, values)

@@ -208,9 +208,7 @@ def _user_line(module: MessagePassing, e: BaseException) -> str:
 
 def uniform_argument(tracer: Tracer, name: str, value: Any) -> Any:
     """Tensors, int, bool, str, None are handed on; a float is a traced number: no value specialises a program."""
-    if isinstance(value, (bool, int, str)) or value is None:
-        return value
-    if isinstance(value, float):
+    if isinstance(value, float):  # asked first: other questions make older compilers specialise on the value
         if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
             return tracer.number(value, name)
         return tracer.scalar(name, value)
@@ -247,6 +245,8 @@ _unread: set = set()
 def warn_unread(cls: type, places: tuple) -> None:
     """A field that was given and never read is most likely a misspelling; said once."""
     for fields in places:
+        if len(fields._read) >= len(fields._fields) and all([name in fields._read for name in fields._fields]):
+            continue
         for name in fields._fields:
             key = (cls, fields._place, name)
             if name not in fields._read and key not in _unread:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import torch
 
 from tiga import passes
-from tiga.builder import MEMO_SIZE
 from tiga.program import function_text, head_text, line_text, operand_text, used_functions
 from tiga.trace import Tracer
 from tiga.types import NAMES, Type
-
-_STAGED: dict = {}
 
 
 class Stage:
@@ -29,24 +26,12 @@ class Stage:
 
 def stages(tracer: Tracer, kind: str, count: int, reverse: bool, roots: list) -> list[Stage]:
     """The programs of `roots`: one, unless an edge value reads a finished fold; then one more for each such pass."""
-    if tracer.memo is None:
+    if tracer.path is None:
         return _stages(tracer, kind, count, reverse, roots)
-    key = (
-        kind,
-        count,
-        reverse,
-        tuple([r.ref for r in roots]),
-        tuple(tracer.known),
-        tuple([(s.ref, s.type) for s in tracer.syms]),
-        tuple([o[4] for o in tracer.operands]),
-        tuple([name for name, _ in tracer.scalars]),
-        tuple(tracer.functions),
-    )
-    made = _STAGED.get(key)
+    key = (kind, count, reverse, tuple([r.ref for r in roots]))
+    made = tracer.path.stages.get(key)
     if made is None:
-        if len(_STAGED) > MEMO_SIZE:
-            _STAGED.clear()
-        made = _STAGED[key] = _stages(tracer, kind, count, reverse, roots)
+        made = tracer.path.stages[key] = _stages(tracer, kind, count, reverse, roots)
     return made
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tiga.builder import WEAK_FLOAT, Builder, Value
+from tiga.builder import WEAK_FLOAT, Builder, Path, Value
 from tiga.errors import TraceError
 from tiga.types import NAMES, Total, Type
 
@@ -214,7 +214,7 @@ class Tracer(Builder):
         self.scalars: list[tuple[str, float]] = []
         self.names: list[tuple[Tensor, str]] = []  # uniform tensors, by the name they were given
         if not torch.compiler.is_compiling():
-            self.memo = _TYPED
+            self.path = Path.start()
         self.shown: list[Any] = []  # the displacement, once it was asked for
         self._seed: Any = None
         self.home: Any = None  # the device of the fields
@@ -241,8 +241,9 @@ class Tracer(Builder):
         if dtype is None:
             raise TypeError(f"{place} field {name!r} is {t.dtype}; programs compute with {', '.join(NAMES.values())}.")
         sizes = tuple(t.shape) if place == "shared" else tuple(t.shape)[1:]
-        if self.memo is not None and any([type(s) is not int for s in sizes]):
-            self.memo = None  # symbolic sizes are not looked up
+        if self.path is not None:
+            symbolic = any([type(s) is not int for s in sizes])  # and not looked up
+            self.path = None if symbolic else self.path.after(("operand", place, name, dtype, sizes, flag))
         sym = Sym(self, place + "." + name, WEAK_FLOAT if flag == "number" else Type(place, dtype, sizes))
         self.operands.append((t, place, name, sizes, flag))
         self.syms.append(sym)
@@ -263,6 +264,8 @@ class Tracer(Builder):
         reduced: dict[str, bool] = {}
         for line, t in zip(self.lines, self.line_types):
             folded = line.op in ("reduce", "scan")
+            if folded and ref in line.outs:
+                return True
             if not folded and t.place == "dst":
                 for a in line.args:
                     folded = folded or reduced.get(a, False)
@@ -292,6 +295,8 @@ class Tracer(Builder):
 
     def scalar(self, name: str, value: float) -> Sym:
         self.scalars.append((name, value))
+        if self.path is not None:
+            self.path = self.path.after(("scalar", name))
         return Sym(self, name, WEAK_FLOAT)
 
 
@@ -300,9 +305,6 @@ def static(x: float) -> bool:
     from torch.fx.experimental.symbolic_shapes import has_static_value
 
     return has_static_value(x)
-
-
-_TYPED: dict = {}
 
 
 class Fields:
