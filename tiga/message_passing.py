@@ -245,11 +245,9 @@ _unread: set = set()
 def warn_unread(cls: type, places: tuple) -> None:
     """A field that was given and never read is most likely a misspelling; said once."""
     for fields in places:
-        if len(fields._read) >= len(fields._fields) and all([name in fields._read for name in fields._fields]):
-            continue
-        for name in fields._fields:
+        for name in fields._fields.keys() - fields._read.keys():
             key = (cls, fields._place, name)
-            if name not in fields._read and key not in _unread:
+            if key not in _unread:
                 _unread.add(key)
                 warnings.warn(
                     f"{cls.__name__}: {fields._place} field {name!r} was given and the edge function never reads it.",
@@ -288,13 +286,7 @@ def check_fields(name: str, graph: Any, src: Any, dst: Any, edge: Any) -> None:
                     f"{name}: {place} field {key!r} is {type(t).__name__}, not a tensor. "
                     "A number that all edges share is a keyword argument."
                 )
-            if (
-                not isinstance(key, str)
-                or not key.isidentifier()
-                or not key.isascii()
-                or len(key) > 64
-                or key[:2] == "__"
-            ):
+            if not is_field_name(key):
                 raise TigaError(f"{name}: {place} field name {key!r}; names are letters, digits and _, at most 64.")
             if t.dim() == 0:
                 raise TigaError(f"{name}: {place} field {key!r} has no dimensions; its first is the {noun}.")
@@ -313,6 +305,10 @@ def check_fields(name: str, graph: Any, src: Any, dst: Any, edge: Any) -> None:
                     f"{name} on {describe(graph)}: {place} field {key!r} has {sized(t.shape[0])} rows, but the graph "
                     f"has {sized(rows)} {noun}.{more}"
                 )
+
+
+def is_field_name(key: Any) -> bool:
+    return isinstance(key, str) and key.isidentifier() and key.isascii() and len(key) <= 64 and key[:2] != "__"
 
 
 def _edges(graph: Graph) -> Any:

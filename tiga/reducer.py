@@ -10,7 +10,7 @@ import torch
 
 from tiga.errors import TigaError, TraceError
 from tiga.program import Function
-from tiga.trace import Sym, Tracer, tracer_of
+from tiga.trace import Sym, Tracer
 from tiga.types import Type, is_one
 
 
@@ -25,16 +25,19 @@ class Reducer:
     name = ""
 
     def __call__(self, *values: Any) -> Any:
-        tracer = tracer_of(values, needs_value(self, values))
+        tracer = reducing(self, values)
         if not self.name:
             return monoid(self, tracer, values)
         return tracer.reduce("dst", self.name, tuple([strong(tracer, v) for v in values]))[0]
 
 
-def needs_value(reducer: Any, values: tuple) -> str:
-    """What a reducer says of arguments none of which is traced."""
+def reducing(reducer: Any, values: tuple) -> Tracer:
+    """The tracer of a reducer's arguments."""
+    for x in values:
+        if isinstance(x, Sym):
+            return x.builder  # type: ignore[return-value]
     given = ", ".join([type(x).__name__ for x in values]) or "nothing"
-    return (
+    raise TraceError(
         f"{type(reducer).__name__} of {given}: a reducer needs a value of edges or nodes. "
         "To fold a number once an edge, write torch.full_like(src.x, number) with a field x."
     )
@@ -151,7 +154,7 @@ class Mean(Reducer):
     """out[i] = sum_j message[i, j] / max(1, number of edges of i); 0 for a row without edges."""
 
     def __call__(self, *values: Any) -> Any:
-        tracer = tracer_of(values, needs_value(self, values))
+        tracer = reducing(self, values)
         total = tracer.reduce("dst", "sum", tuple([strong(tracer, v) for v in values]))[0]
         count = tracer.reduce("dst", "count", ())[0]
         out = total / tracer.emit("maximum", (count, 1))
@@ -210,17 +213,19 @@ class OnlineSoftmaxReducer(Reducer):
         if rho is not None and eps is not None and math.isfinite(rho):
             raise TigaError("online_softmax: block_prune_threshold and prune_mass are two rules; give one.")
 
-    def __call__(self, score: Any, value: Any) -> Any:
+    def _refuse(self) -> None:
         self._check()
-        for name in ("block_prune_threshold", "prune_mass"):
-            if getattr(self, name) is not None:
-                raise TigaError(
-                    f"online_softmax with {name}={getattr(self, name)}: pruning exists only in the CUDA forward "
-                    "kernel of implicit relations, which "
-                    "this version does not have; no other path prunes, and none computes something else instead. "
-                    f"Leave {name} out for exact attention."
-                )
-        tracer = tracer_of((score, value), needs_value(self, (score, value)))
+        name = "prune_mass" if self.block_prune_threshold is None else "block_prune_threshold"
+        raise TigaError(
+            f"online_softmax with {name}={getattr(self, name)}: pruning exists only in the CUDA forward kernel of "
+            "implicit relations, which this version does not have; no other path prunes, and none computes something "
+            f"else instead. Leave {name} out for exact attention."
+        )
+
+    def __call__(self, score: Any, value: Any) -> Any:
+        if self.block_prune_threshold is not None or self.prune_mass is not None:
+            self._refuse()
+        tracer = reducing(self, (score, value))
         score, value = strong(tracer, score), strong(tracer, value)
         missing = len(value.type.sizes) - len(score.type.sizes)
         if missing < 0:

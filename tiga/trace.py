@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tiga.builder import WEAK_FLOAT, Builder, Path, Value
 from tiga.errors import TraceError
+from tiga.functions import ALIASES, FUNCTIONS, call
 from tiga.types import NAMES, Total, Type
 
 EDGES = -1  # what shape[0] says of a traced value: the number of edges is not known while tracing
@@ -27,8 +28,6 @@ class Sym(Value):
         self.type = type
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        from tiga.functions import call
-
         return call(self.builder, name, args, kwargs)
 
     def __pow__(self, other: Any) -> Any:
@@ -149,9 +148,10 @@ class Sym(Value):
     def ndim(self) -> int:
         return len(self.type.sizes) + 1
 
-    def __getattr__(self, name: str) -> Any:
-        from tiga.functions import ALIASES, FUNCTIONS
+    def sum(self, *args: Any, **kwargs: Any) -> Any:
+        return FUNCTIONS["sum"](self.builder, self, *args, **kwargs)
 
+    def __getattr__(self, name: str) -> Any:
         if name in FUNCTIONS or name in ALIASES or (name[-1:] == "_" and name[:1] != "_"):
             return _Method(self, name)
         if name[:2] == "__":
@@ -160,8 +160,6 @@ class Sym(Value):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        from tiga.functions import call
-
         return call(tracer_of(args), func.__name__, args, kwargs or {})
 
 
@@ -171,16 +169,14 @@ class _Method:
         self.name = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from tiga.functions import call
-
         return call(self.sym.builder, self.name, (self.sym, *args), kwargs)
 
 
 MISPLACED = "a torch function got a traced value where none can be: give it as a positional argument."
 
 
-def tracer_of(args: Any, refused: str = MISPLACED) -> Tracer:
-    """The tracer behind any traced value among the arguments; `refused` is said where there is none."""
+def tracer_of(args: Any) -> Tracer:
+    """The tracer behind any traced value among the arguments."""
     for a in args:
         if isinstance(a, Sym):
             return a.builder  # type: ignore[return-value]
@@ -189,7 +185,7 @@ def tracer_of(args: Any, refused: str = MISPLACED) -> Tracer:
             for x in a:
                 if isinstance(x, Sym):
                     return x.builder  # type: ignore[return-value]
-    raise TraceError(refused)
+    raise TraceError(MISPLACED)
 
 
 def unify_numbers(a: Any, b: Any) -> None:
@@ -240,7 +236,8 @@ class Tracer(Builder):
         dtype = NAMES.get(t.dtype)
         if dtype is None:
             raise TypeError(f"{place} field {name!r} is {t.dtype}; programs compute with {', '.join(NAMES.values())}.")
-        sizes = tuple(t.shape) if place == "shared" else tuple(t.shape)[1:]
+        shape = tuple(t.shape)
+        sizes = shape if place == "shared" else shape[1:]
         if self.path is not None:
             symbolic = any([type(s) is not int for s in sizes])  # and not looked up
             self.path = None if symbolic else self.path.after(("operand", place, name, dtype, sizes, flag))
