@@ -16,7 +16,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tiga as tg
-from tiga import adjoint, explain, layouts, parser, passes, stages, tangent
+from tiga import adjoint, explain, layouts, parser, passes, tangent
+from tiga.builder import Path
 from tiga.ops import autocast, batch
 
 CACHED = (parser.parse, adjoint.augment, adjoint.adjoint, tangent.tangent, autocast.autocast, batch._text)
@@ -348,7 +349,7 @@ def counted(call):
 def forget():
     for function in CACHED:
         function.cache_clear()
-    stages._STAGED.clear()
+    Path.root = None
     passes._derived.clear()
 
 
