@@ -15,8 +15,10 @@ from torch import Tensor
 from tiga import passes, relations
 from tiga.codegen.emit_tiles import Emitter, Source
 from tiga.codegen.plan import Plan, plans
-from tiga.codegen.tiles import Pass
+from tiga.codegen.tiles import Pass, Refused
 from tiga.program import Program, evaluate_size
+
+WIDEST = 512  # of a vector that a tile holds whole
 
 
 @functools.lru_cache(4096)
@@ -84,6 +86,8 @@ def launch(
         args += [t, t.stride(0), *[_stride(a, find, t.stride()[1:], t.shape[1:]) for a in work.axes]]
     args += [*sizes, own, other, heads]
     widths = [evaluate_size(v, shapes, p.operands) if isinstance(v, tuple) else v for v in source.vectors]
+    if max(widths, default=0) > WIDEST:
+        raise Refused(f"a vector of {max(widths)}, wider than {WIDEST}")
     constants: list[int] = []
     for w in widths:
         constants += [w, max(16, 1 << (w - 1).bit_length())]
@@ -98,7 +102,7 @@ def launch(
             with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
                 fn[grid](*values, num_warps=plan.warps, num_stages=plan.stages)
             return
-    raise RuntimeError("tiga: no plan of the tiles skeleton fits this device")
+    raise Refused(f"no plan fits vectors of {' and '.join(map(str, widths))} on this device")
 
 
 _fitting: dict[tuple, bool] = {}

@@ -201,9 +201,8 @@ def composite(program: str, tensors: list[Tensor], ints: list[int], scalars: lis
     if device in KERNEL_DEVICES:
         from tiga.ops import tiles  # Triton is imported where a kernel runs, not before
 
-        _, kernels, reason = tiles.planned(p)
-        if kernels:
-            tiles.run(p, tensors, ints, scalars, outputs)
+        reason = tiles.run(p, tensors, ints, scalars, outputs)
+        if not reason:
             return outputs
         if device == "cuda":
             _say_composite(reason)

@@ -35,9 +35,16 @@ def planned(p: Program) -> tuple[Any, tuple[Prepared, ...], str]:
 
 def run(
     p: Program, tensors: Sequence[Tensor], ints: Sequence[int], scalars: Sequence[float], outputs: list[Tensor]
-) -> None:
-    """Fill `outputs`; `planned(p)` must have kernels."""
-    _Tiles(p, tensors, ints, scalars, outputs).run()
+) -> str:
+    """Fill `outputs` and give "", or say why no kernel fits."""
+    _, kernels, reason = planned(p)
+    if not kernels:
+        return reason
+    try:
+        _Tiles(p, tensors, ints, scalars, outputs).run()
+    except Refused as e:
+        return str(e)
+    return ""
 
 
 class _Whole:
