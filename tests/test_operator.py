@@ -235,7 +235,9 @@ WITHOUT_INDUCTOR = textwrap.dedent("""
 
 def child(script, *args, path=ROOT.parent):
     """Standard output of a fresh process that finds tiga in `path`."""
-    prelude = f"import sys; sys.path.insert(0, {str(path)!r})\n"
+    # an editable install has a finder of its own, which would find what was deleted
+    editable = "sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f).lower()]"
+    prelude = f"import sys; sys.path.insert(0, {str(path)!r}); {editable}\n"
     done = subprocess.run(
         [sys.executable, "-c", prelude + script, *args], capture_output=True, text=True, timeout=600, cwd=path
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import inspect
 import warnings
 from typing import Any, NamedTuple
@@ -91,9 +93,7 @@ class MessagePassing(nn.Module):
         return Traced(self, tracer, graph, result, places)
 
     def _remember(self, traced: Traced, record: passes.Record) -> None:
-        from tiga.explain import remember
-
-        remember(self, [stage.text for stage in traced.stages], traced.tracer.home, record)
+        _explain().remember(self, [stage.text for stage in traced.stages], traced.tracer.home, record)
 
     def explain(self) -> str:
         """What ran at the last call outside torch.compile: backend, provider, lowering, passes, cache key, remarks."""
@@ -113,6 +113,11 @@ class MessagePassing(nn.Module):
         from tiga.explain import last_variant
 
         return last_variant(self)
+
+
+@functools.cache
+def _explain() -> Any:
+    return importlib.import_module("tiga.explain")
 
 
 def given(fields: Any) -> Any:
@@ -273,20 +278,16 @@ def check_fields(name: str, graph: Any, src: Any, dst: Any, edge: Any) -> None:
             raise TypeError(
                 f"{name}: {place} is {type(fields).__name__}; give a dictionary of tensors, {place}={{'name': tensor}}."
             )
-        rows, noun = (
-            (graph.num_src, "sources")
-            if place == "src"
-            else (graph.num_dst, "destinations")
-            if place == "dst"
-            else (_edges(graph) if fields else None, "edges")
-        )
+        if not fields:
+            continue
+        rows, noun = _rows(graph, place)
         for key, t in fields.items():
             if not isinstance(t, Tensor):
                 raise TypeError(
                     f"{name}: {place} field {key!r} is {type(t).__name__}, not a tensor. "
                     "A number that all edges share is a keyword argument."
                 )
-            if not is_field_name(key):
+            if key not in _names and not is_field_name(key):
                 raise TigaError(f"{name}: {place} field name {key!r}; names are letters, digits and _, at most 64.")
             if t.dim() == 0:
                 raise TigaError(f"{name}: {place} field {key!r} has no dimensions; its first is the {noun}.")
@@ -307,8 +308,21 @@ def check_fields(name: str, graph: Any, src: Any, dst: Any, edge: Any) -> None:
                 )
 
 
+_names: set[str] = set()  # that were looked at before
+
+
 def is_field_name(key: Any) -> bool:
-    return isinstance(key, str) and key.isidentifier() and key.isascii() and len(key) <= 64 and key[:2] != "__"
+    good = isinstance(key, str) and key.isidentifier() and key.isascii() and len(key) <= 64 and key[:2] != "__"
+    if good and not torch.compiler.is_compiling() and len(_names) < 4096:
+        _names.add(key)
+    return good
+
+
+def _rows(graph: Graph, place: str) -> tuple[Any, str]:
+    """How many rows a place's fields have, None where that is not known, and what they are."""
+    if place == "src":
+        return graph.num_src, "sources"
+    return (graph.num_dst, "destinations") if place == "dst" else (_edges(graph), "edges")
 
 
 def _edges(graph: Graph) -> Any:

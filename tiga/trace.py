@@ -233,18 +233,31 @@ class Tracer(Builder):
 
     def operand(self, t: Tensor, place: str, name: str, flag: str = "") -> Sym:
         """A tensor that the program reads."""
-        dtype = NAMES.get(t.dtype)
-        if dtype is None:
-            raise TypeError(f"{place} field {name!r} is {t.dtype}; programs compute with {', '.join(NAMES.values())}.")
         shape = tuple(t.shape)
         sizes = shape if place == "shared" else shape[1:]
+        found = None
         if self.path is not None:
-            symbolic = any([type(s) is not int for s in sizes])  # and not looked up
-            self.path = None if symbolic else self.path.after(("operand", place, name, dtype, sizes, flag))
-        sym = Sym(self, place + "." + name, WEAK_FLOAT if flag == "number" else Type(place, dtype, sizes))
+            step = (place, name, t.dtype, sizes, flag)
+            try:
+                found = self.path.steps.get(step)
+            except TypeError:  # symbolic sizes have no hash, and are not looked up
+                self.path = None
+        if found is None:
+            found = (self.operand_type(t, place, name, sizes, flag), place + "." + name, None)
+            if self.path is not None:
+                found = (found[0], found[1], Path())
+                self.path.steps[step] = found
+        kind, ref, self.path = found
+        sym = Sym(self, ref, kind)
         self.operands.append((t, place, name, sizes, flag))
         self.syms.append(sym)
         return sym
+
+    def operand_type(self, t: Tensor, place: str, name: str, sizes: tuple, flag: str) -> Type:
+        dtype = NAMES.get(t.dtype)
+        if dtype is None:
+            raise TypeError(f"{place} field {name!r} is {t.dtype}; programs compute with {', '.join(NAMES.values())}.")
+        return WEAK_FLOAT if flag == "number" else Type(place, dtype, sizes)
 
     def capture(self, t: Tensor, name: str) -> Sym:
         """A parameter, buffer or captured tensor: one operand however often it is met."""
