@@ -213,13 +213,18 @@ def _user_line(module: MessagePassing, e: BaseException) -> str:
 
 def uniform_argument(tracer: Tracer, name: str, value: Any) -> Any:
     """Tensors, int, bool, str, None are handed on; a float is a traced number: no value specialises a program."""
-    if isinstance(value, float):  # asked first: other questions make older compilers specialise on the value
-        if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+    if isinstance(value, float):
+        if torch.compiler.is_compiling() and not exporting():
             return tracer.number(value, name)
         return tracer.scalar(name, value)
     if isinstance(value, Tensor):
         tracer.names.append((value, name))
     return value
+
+
+def exporting() -> bool:
+    """torch.compiler.is_exporting(), which Dynamo takes for True in every compilation before torch 2.12."""
+    return torch.compiler._is_exporting_flag
 
 
 def provided(tracer: Tracer, graph: Graph, src: dict, dst: dict) -> dict:
