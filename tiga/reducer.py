@@ -145,7 +145,7 @@ def check_monoid(reducer: Any, single: bool, types: tuple) -> None:
 
 
 class Sum(Reducer):
-    """out[i] = sum_j message[i, j]; 0 for a row without edges. Accumulates in float32 or float64, in edge order."""
+    """out[i] = sum_j message[i, j]; 0 for a row without edges. Accumulates in float32 or float64, in a fixed order."""
 
     name = "sum"
 
@@ -179,7 +179,7 @@ class OnlineSoftmaxReducer(Reducer):
     score: (num_edges, *heads); value: (num_edges, *heads, *features): features align from the left, missing ones
     appended. Result: (num_dst, *heads, *features) in the value's dtype; with return_lse also lse (num_dst, *heads),
     natural log, float32 (float64 for float64). A row without edges, or whose scores are all -inf, gives 0 and lse
-    -inf. Accumulates in float32 (float64 for float64), in edge order; results repeat bit for bit. Source: Milakov &
+    -inf. Accumulates in float32 (float64 for float64), in a fixed order; results repeat bit for bit. Source: Milakov &
     Gimelshein 2018; Rabe & Staats 2021; Dao et al. 2022.
     """
 
