@@ -19,6 +19,7 @@ _POINTERS = {
     torch.float64: "*fp64",
     torch.int64: "*i64",
     torch.int32: "*i32",
+    torch.bool: "*i1",
 }
 
 
@@ -34,6 +35,8 @@ def compile_for(fn, args, options, capability):
             constants[name], signature[name] = value, "constexpr"
         elif isinstance(value, torch.Tensor):
             signature[name], hints[(k,)] = _POINTERS[value.dtype], [["tt.divisibility", 16]]
+        elif isinstance(value, float):
+            signature[name] = "fp32"
         else:
             signature[name] = "i32"
             if value % 16 == 0 and not parameter.do_not_specialize:
@@ -57,34 +60,23 @@ def spilled_bytes(kernel):
 
 def usage(text, arguments, capability):
     """(plan, spilled bytes) of each kernel of a program, with the plan that a launch would choose."""
-    found = []
+    found: dict = {}
 
-    def fits(source, fn, values, constants, plan, device):
-        kernel = compile_for(fn, values, {"num_warps": plan.warps, "num_stages": plan.stages}, capability)
+    def runner(source, values, plan, grid, device):
+        kernel = compile_for(
+            launch.load(source), values, {"num_warps": plan.warps, "num_stages": plan.stages}, capability
+        )
         spilled = spilled_bytes(kernel)
-        if spilled and not plan.last:
-            return False
-        found.append((plan, spilled))
-        return True
-
-    class Nowhere:
-        """Stands for a kernel's function: compiled, never run."""
-
-        def __init__(self, fn):
-            self.fn = fn
-
-        def __getattr__(self, name):
-            return getattr(self.fn, name)
-
-        def __getitem__(self, grid):
-            return lambda *values, **options: None
+        found.setdefault(source, []).append((plan, spilled))
+        return (lambda *arguments: None), spilled
 
     p = parse(text)
-    kept = launch.fits, launch.load
-    launch.fits, launch.load = fits, lambda text: Nowhere(kept[1](text))
+    kept, launch.runner = launch.runner, runner
+    launch._records.clear()
     try:
         outputs = allocate(p, arguments.tensors, arguments.ints)
         tiles.run(p, arguments.tensors, arguments.ints, arguments.scalars, outputs)
     finally:
-        launch.fits, launch.load = kept
-    return found
+        launch.runner = kept
+        launch._records.clear()
+    return [min(tried, key=lambda x: x[1]) for tried in found.values()]

@@ -72,10 +72,10 @@ return %4""",
         """\
 tiga/1 relation csr 3
 operand 0 src x f32 [*]
-operand 1 shared tensor1 f32 [*, *]
+operand 1 shared tensor0 f32 [*, *]
 operand 2 dst y f32 [*]
 operand 3 shared gain f32 [*]
-%0 = linear src.x shared.tensor1
+%0 = linear src.x shared.tensor0
 %1 = sigmoid dst.y
 %2 = mul %0 %1
 %3 = reduce dst sum %2
@@ -105,7 +105,7 @@ operand 0 src key f32 [*, *]
 operand 1 dst query f32 [*, *]
 operand 2 edge bias f32 [*]
 operand 3 edge kind i64 []
-operand 4 shared tensor4 f32 [*, *]
+operand 4 shared tensor0 f32 [*, *]
 operand 5 src value f32 [*, *]
 scalar 0 cap
 %0 = mul dst.query src.key
@@ -114,7 +114,7 @@ scalar 0 cap
 %3 = tanh %2
 %4 = mul %3 cap
 %5 = add %4 edge.bias
-%6 = gather shared.tensor4 edge.kind
+%6 = gather shared.tensor0 edge.kind
 %7 = add %5 %6
 %8 = unsqueeze %7 -1
 %9, %10 = reduce dst softmax %8 src.value
@@ -125,8 +125,8 @@ return %9""",
         adjoint(weighted, (0, 1, 2), (0,)).text,
         """\
 tiga/1 relation dense
-operand 0 src x f32 [*, *]
-operand 1 edge weight f32 [*]
+operand 0 edge weight f32 [*]
+operand 1 src x f32 [*, *]
 operand 2 dst y f32 [*, *]
 operand 3 dst grad0 f32 [*, *]
 %0 = unsqueeze edge.weight -1
@@ -140,7 +140,7 @@ operand 3 dst grad0 f32 [*, *]
 %8 = squeeze %6 -1
 %9 = reduce src sum %7
 %10 = reduce dst sum %3
-return %9 %8 %10""",
+return %8 %9 %10""",
     )
     attention = augment(text_of(named["attention, triangular"]))
     assert_expected_inline(
@@ -159,24 +159,23 @@ scalar 0 scale
 %2 = mul %1 scale
 %3 = unsqueeze %2 -1
 %4 = eq -inf dst.saved1
-%5 = where %4 0x0.0p+0 dst.saved1
+%5 = where %4 +inf dst.saved1
 %6 = sub %3 %5
 %7 = exp %6
-%8 = where %4 0x0.0p+0 %7
-%9 = mul dst.grad0 src.value
-%10 = sum %9 -1
-%11 = unsqueeze %10 -1
-%12 = mul dst.grad0 dst.saved0
-%13 = sum %12 -1
-%14 = unsqueeze %13 -1
-%15 = sub %11 %14
-%16 = mul %15 %8
-%17 = squeeze %16 -1
-%18 = mul %17 scale
-%19 = unsqueeze %18 -1
-%20 = mul %19 src.key
-%21 = reduce dst sum %20
-return %21""",
+%8 = mul dst.grad0 src.value
+%9 = sum %8 -1
+%10 = unsqueeze %9 -1
+%11 = mul dst.grad0 dst.saved0
+%12 = sum %11 -1
+%13 = unsqueeze %12 -1
+%14 = sub %10 %13
+%15 = mul %14 %7
+%16 = squeeze %15 -1
+%17 = mul %16 scale
+%18 = unsqueeze %17 -1
+%19 = mul %18 src.key
+%20 = reduce dst sum %19
+return %20""",
     )
 
 

@@ -60,17 +60,21 @@ class Path:
     """A trace so far, by what was done: each step leads to the trace one step longer, with the line that it wrote.
 
     A trace that was met before is found step by step, without inferring a type; its programs hang at its end.
+    steps: (the longer trace, the result's word, its type), by what was asked.
     """
 
-    __slots__ = ("stages", "steps")
+    __slots__ = ("before", "line", "programs", "steps", "types")
     most = 1 << 16  # paths that are kept; then all are forgotten
     kept = 0
     root: Path | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, before: Path | None = None, line: Line | None = None, types: tuple = ()) -> None:
         Path.kept += 1
-        self.steps: dict[tuple, Any] = {}
-        self.stages: dict[tuple, list] = {}
+        self.before = before
+        self.line = line
+        self.types = types
+        self.steps: dict[tuple, tuple] = {}
+        self.programs: dict[tuple, Any] = {}
 
     @staticmethod
     def start() -> Path:
@@ -80,12 +84,13 @@ class Path:
             Path.root = Path()
         return Path.root
 
-    def after(self, step: tuple) -> Path:
-        """The trace after a step that writes no line."""
-        found = self.steps.get(step)
-        if found is None:
-            found = self.steps[step] = Path()
-        return found
+    def since(self, earlier: Path) -> list[Path]:
+        """The traces between an earlier one and this, which is the last."""
+        found, path = [], self
+        while path is not earlier:
+            found.append(path)
+            path = path.before  # type: ignore[assignment]
+        return found[::-1]
 
 
 class Builder:
@@ -96,11 +101,10 @@ class Builder:
         self.batch = batch
         self.lines: list[Line] = []
         self.line_types: list[Type] = []  # of each line's first result
-        self.known: dict[tuple, Any] = {}
+        self.known: dict[tuple, tuple[tuple, tuple]] = {}  # words and types of each line's results
         self.origin: dict[str, tuple] = {}  # op and argument values behind a word
         self.outs = 0
         self.functions: list[Any] = []
-        self.path: Path | None = None  # what was traced so far, where traces are looked up
 
     def value(self, ref: str, type: Type) -> Value:
         return Value(self, ref, type)
@@ -116,44 +120,34 @@ class Builder:
         raise TigaError(f"cannot use {type(x).__name__} as a value of a program")
 
     def emit(self, op: str, args: tuple, attrs: tuple = ()) -> Value:
-        """Append `op args attrs` and give its value."""
-        values = [a if isinstance(a, Value) else self.lift(a) for a in args]
-        refs = tuple([v.ref for v in values])
-        if len(refs) == 2 and refs[0] > refs[1] and PRIMITIVES[op].commutative:
-            values.reverse()
-            refs = (refs[1], refs[0])
-        key = (op, refs, attrs)
-        if key in self.known:
-            return self.known[key]
-        out = self.append(op, refs, attrs, values)[0]
-        self.known[key] = out
+        """The value of `op args attrs`, a new line unless it is there."""
+        values = ordered(op, [a if isinstance(a, Value) else self.lift(a) for a in args])
+        out = self.line(op, values, attrs)[0]
         self.origin[out.ref] = (op, values)
         return out
 
-    def append(self, op: str, refs: tuple, attrs: tuple, values: list) -> tuple:
-        """A new line; its results. Typing a line takes most of a trace's time, so an eager tracer looks it up."""
-        step = None if self.path is None else self.path.steps.get((op, refs, attrs))
-        if step is None:
+    def line(self, op: str, values: list, attrs: tuple) -> tuple:
+        """The results of a line, which is typed and appended unless it is there."""
+        refs = tuple([v.ref for v in values])
+        found = self.known.get((op, refs, attrs))
+        if found is None:
             types = tuple([v.type for v in values])
-            made = infer(Line((), op, refs, attrs), types, self.unify, self.batch, tuple(self.functions))
-            outs = tuple(["%" + str(self.outs + k) for k in range(len(made))])
-            step = (Line(outs, op, refs, attrs), made, None if self.path is None else Path())
-            if self.path is not None:
-                self.path.steps[op, refs, attrs] = step
-        line, made, self.path = step
-        self.outs += len(made)
+            types = infer(Line((), op, refs, attrs), types, self.unify, self.batch, tuple(self.functions))
+            outs = tuple(["%" + str(self.outs + k) for k in range(len(types))])
+            found = self.append(Line(outs, op, refs, attrs), types)
+        return tuple([self.value(o, t) for o, t in zip(*found)])
+
+    def append(self, line: Line, types: tuple) -> tuple[tuple, tuple]:
+        """A typed line; its results' words and types."""
+        self.outs += len(types)
         self.lines.append(line)
-        self.line_types.append(made[0])
-        return tuple([self.value(o, t) for o, t in zip(line.outs, made)])
+        self.line_types.append(types[0])
+        self.known[line.op, line.args, line.attrs] = (line.outs, types)
+        return line.outs, types
 
     def reduce(self, place: str, reducer: str, args: tuple) -> tuple:
         """Fold edge values to `place`; the reducer's results, the value first."""
-        values = [self.lift(a) for a in args]
-        refs = tuple([v.ref for v in values])
-        key = ("reduce", (place, reducer), refs)
-        if key not in self.known:
-            self.known[key] = self.append("reduce", refs, (place, reducer), values)
-        return self.known[key]
+        return self.line("reduce", [self.lift(a) for a in args], (place, reducer))
 
     def function(self, f: Any) -> str:
         """The number of a function of this program."""
@@ -164,13 +158,8 @@ class Builder:
     def scan(self, direction: str, f: Any, states: int, args: tuple, gradient: Any = None) -> tuple:
         """Visit each segment's edges in order, (states, values) -> (states, results): last states, all results."""
         values = [self.lift(a) for a in args]
-        refs = tuple([v.ref for v in values])
         attrs = (direction, self.function(f), str(states), "-1" if gradient is None else self.function(gradient))
-        self.path = None  # a function is not part of a step: such traces are not looked up
-        key = ("scan", attrs, refs)
-        if key not in self.known:
-            self.known[key] = self.append("scan", refs, attrs, values)
-        return self.known[key]
+        return self.line("scan", values, attrs)
 
     # What adjoint and tangent need beyond single lines.
 
@@ -208,6 +197,12 @@ class Builder:
         """x with every feature size of `like`."""
         same = all(is_one(a) == is_one(b) for a, b in zip(x.type.sizes, like.type.sizes))
         return x if same else self.emit("expand_like", (x, like))
+
+
+def ordered(op: str, values: list) -> list:
+    """Arguments of a commutative operation stand in one order."""
+    swap = len(values) == 2 and values[0].ref > values[1].ref and PRIMITIVES[op].commutative
+    return [values[1], values[0]] if swap else values
 
 
 def literal(ref: str) -> int | float | None:

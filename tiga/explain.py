@@ -21,6 +21,7 @@ LOWERINGS = {
     "interpret-blocked": "composite-blocked",
     "interpret-listed": "composite-listed",
     "launch-tiles": "tiles",
+    "launch-rows": "rows",
     "": "composite",
 }
 MOST_VARIANTS = 256
@@ -58,9 +59,7 @@ class Artifacts(Mapping[str, str]):
                     "no kernel.\n  Read 'domain', the program itself."
                 )
                 if "kernel" not in self._texts
-                else TigaError(
-                    f"level {level!r} is not made by the tiles skeleton. Read {', '.join(map(repr, self._texts))}."
-                )
+                else TigaError(f"level {level!r} is not made on this device. Read {', '.join(map(repr, self._texts))}.")
             )
         kernels = ", ".join(map(repr, KERNEL_LEVELS))
         raise TigaError(f"level {level!r} is unknown. Levels: 'domain', and of kernels {kernels}.")

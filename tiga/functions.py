@@ -31,22 +31,26 @@ ALIASES = {
 
 
 def call(tracer: Any, name: str, args: tuple, kwargs: dict) -> Any:
+    """What a torch function means on traced values."""
+    return tracer.once(name, FUNCTIONS.get(name) or row_of(name), args, kwargs)
+
+
+def row_of(name: str) -> Callable:
     """The row of a torch function; in-place spellings and functions without a row are refused by name."""
-    if name[:2] == "__":
-        name = name.strip("_")
+    name = name.strip("_") if name[:2] == "__" else name
     name = ALIASES.get(name, name)
     row = FUNCTIONS.get(name)
-    if row is None:
-        if name[-1:] == "_":
-            raise TraceError(
-                f"torch.{name} changes a value in place; an edge function gives new ones. Write x = x.{name[:-1]}(...)."
-            )
+    if row is not None:
+        return row
+    if name[-1:] == "_":
         raise TraceError(
-            f"torch.{name} is not supported in an edge function. Compute it outside for nodes or parameters, or write "
-            "it with "
-            "pointwise functions, sums over features and where."
+            f"torch.{name} changes a value in place; an edge function gives new ones. Write x = x.{name[:-1]}(...)."
         )
-    return row(tracer, *args, **kwargs)
+    raise TraceError(
+        f"torch.{name} is not supported in an edge function. Compute it outside for nodes or parameters, or write "
+        "it with "
+        "pointwise functions, sums over features and where."
+    )
 
 
 def meaning(*names: str) -> Callable:

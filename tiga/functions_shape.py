@@ -125,7 +125,7 @@ def _expand(t: Any, x: Any, *shape: Any, **kwargs: Any) -> Any:
     old = list(x.type.sizes)
     wide = [o if s == -1 else s for o, s in zip([1] * (len(sizes) - 1 - len(old)) + old, sizes[1:])]
     witness = torch.zeros(wide, dtype=torch.bool)
-    return t.emit("expand_like", (x, t.capture(witness.to(t.device()), "shape" + str(len(t.operands)))))
+    return t.emit("expand_like", (x, t.capture(witness.to(t.device()), "shape" + t.next_number())))
 
 
 @meaning("expand_as")

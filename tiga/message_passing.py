@@ -13,10 +13,12 @@ from torch import Tensor, nn
 
 from tiga import passes
 from tiga.errors import TigaError, TraceError
+from tiga.fields import NUMBERED, PLACED, places
 from tiga.graph import Graph
-from tiga.ops.propagate import _op as propagate
-from tiga.stages import Stage, stages
-from tiga.trace import Fields, Sym, Tracer
+from tiga.ops.propagate import call as propagate
+from tiga.stages import Stage, programs
+from tiga.symbols import Sym
+from tiga.trace import Tracer
 from tiga.types import NAMES
 
 
@@ -51,49 +53,49 @@ class MessagePassing(nn.Module):
         self, graph: Graph, src: dict | None = None, dst: dict | None = None, edge: dict | None = None, **uniform: Any
     ) -> Any:
         if torch.compiler.is_compiling():
-            return self._trace(graph, given(src), given(dst), given(edge), uniform).run()
+            return self._trace(graph, src, dst, edge, uniform).run()
         with passes.Record() as record:
-            traced = self._trace(graph, given(src), given(dst), given(edge), uniform)
+            traced = self._trace(graph, src, dst, edge, uniform)
             result = traced.run()
-        self._remember(traced, record)
+        _explain().remember(self, traced.programs.texts, traced.tracer.home, record)
         return result
 
     def lower(
         self, graph: Graph, src: dict | None = None, dst: dict | None = None, edge: dict | None = None, **uniform: Any
     ) -> Call:
         """The arguments of torch.ops.tiga.propagate for this call: (program, tensors, ints, scalars)."""
-        traced = self._trace(graph, given(src), given(dst), given(edge), uniform)
-        if len(traced.stages) > 1:
+        traced = self._trace(graph, src, dst, edge, uniform)
+        stages = traced.programs.stages
+        if len(stages) > 1:
             raise TigaError(
-                f"{type(self).__name__}.edge reads a finished fold on its edges, so it is {len(traced.stages)} "
+                f"{type(self).__name__}.edge reads a finished fold on its edges, so it is {len(stages)} "
                 "programs, one after another; "
                 "lower() gives the call of one. Call the module, and see them with ir('domain')."
             )
-        return traced.call(traced.stages[0], [])
+        return Call(*traced.arguments(stages[0], []))
 
-    def _trace(self, graph: Graph, src: dict, dst: dict, edge: dict, uniform: dict) -> Traced:
-        check_fields(type(self).__name__, graph, src, dst, edge)
-        device = device_of(type(self).__name__, graph, src, dst, edge, uniform)
+    def _trace(self, graph: Graph, src: Any, dst: Any, edge: Any, uniform: dict) -> Traced:
+        src, dst, edge = {} if src is None else src, {} if dst is None else dst, {} if edge is None else edge
         tracer = Tracer()
-        tracer.home = device
-        places = (
-            Fields(tracer, "src", src, {}),
-            Fields(tracer, "dst", dst, {}),
-            Fields(tracer, "edge", edge, provided(tracer, graph, src, dst)),
-        )
-        arguments = {}
-        for name, value in uniform.items():
-            arguments[name] = uniform_argument(tracer, name, value)
-        if torch.compiler.is_compiling():
-            result = self.edge(*places, **arguments)
-        else:
-            result = located(self, places, arguments)
-            warn_unread(type(self), places)
-            passes.ran("trace")
-        return Traced(self, tracer, graph, result, places)
-
-    def _remember(self, traced: Traced, record: passes.Record) -> None:
-        _explain().remember(self, [stage.text for stage in traced.stages], traced.tracer.home, record)
+        tracer.home, forms = check_fields(type(self).__name__, graph, src, dst, edge)
+        provided, positions = NUMBERED, graph.positions
+        if positions is not None:
+            i, j = positions
+            tracer.positions = (i, free_name("positions", dst)), (j, free_name("positions", src))
+            provided = PLACED
+        fields = places(tracer, src, dst, edge, provided, forms)
+        arguments = {name: uniform_argument(tracer, name, value) for name, value in uniform.items()}
+        if tracer.compiling:
+            return Traced(self, tracer, graph, self.edge(*fields, **arguments))
+        try:
+            result = self.edge(*fields, **arguments)
+        except TigaError as e:
+            raise located(self, e).with_traceback(e.__traceback__) from None
+        passes.ran("trace")
+        traced = Traced(self, tracer, graph, result)
+        for ref in traced.programs.unread:
+            warn_unread(type(self), ref)
+        return traced
 
     def explain(self) -> str:
         """What ran at the last call outside torch.compile: backend, provider, lowering, passes, cache key, remarks."""
@@ -120,81 +122,60 @@ def _explain() -> Any:
     return importlib.import_module("tiga.explain")
 
 
-def given(fields: Any) -> Any:
-    """No fields where none were given; anything else is looked at by check_fields."""
-    return {} if fields is None else fields
-
-
 class Traced:
     """A traced call: programs, tensors, and how the results go back to the user's structure."""
 
-    def __init__(self, module: MessagePassing, tracer: Tracer, graph: Graph, result: Any, places: tuple) -> None:
-        self.module_name = type(module).__name__
+    def __init__(self, module: MessagePassing, tracer: Tracer, graph: Graph, result: Any) -> None:
         self.tracer = tracer
         self.graph = graph
-        self.places = places
-        self.leaves: list[Sym] = []
-        self.structure = self._flatten(result)
-        self.stages = stages(tracer, graph.kind, len(graph.tensors), graph.reversed, self.leaves)
+        roots: list[Sym] = []
+        self.structure = flattened(type(module).__name__, result, roots)
+        for root in roots:
+            tracer.lift(root)  # refused where it is of another call
+        self.programs = programs(tracer, graph.kind, len(graph.tensors), graph.reversed, roots)
 
-    def _flatten(self, result: Any) -> Any:
-        if isinstance(result, Sym):
-            self.leaves.append(returned(self.tracer, result))
-            return len(self.leaves) - 1
-        if isinstance(result, (tuple, list)):
-            return tuple([self._flatten(r) for r in result])
-        if isinstance(result, dict):
-            return {name: self._flatten(r) for name, r in result.items()}
-        raise TraceError(
-            f"{self.module_name}.edge returned {type(result).__name__}. "
-            "Return what a reducer gives, or a traced value, or a tuple or dict of them."
-        )
-
-    def call(self, stage: Stage, results: list) -> Call:
+    def arguments(self, stage: Stage, results: list) -> tuple:
+        """What the operator is called with, given the results of earlier stages."""
         tensors = []
         for what, k in stage.reads:
             tensors.append(self.tracer.operands[k][0] if what == "operand" else results[k[0]][k[1]])
         tensors.extend(self.graph.tensors)
-        return Call(stage.text, tensors, list(self.graph.ints), [self.tracer.scalars[k][1] for k in stage.scalars])
+        return stage.text, tensors, list(self.graph.ints), [self.tracer.scalars[k][1] for k in stage.scalars]
 
     def run(self) -> Any:
         results: list[list[Tensor]] = []
-        for stage in self.stages:
-            call = self.call(stage, results)
-            results.append(propagate(call.program, call.tensors, call.ints, call.scalars))
-        return self.assemble(results)
+        for stage in self.programs.stages:
+            results.append(propagate(*self.arguments(stage, results)))
+        return self.rebuilt(self.structure, results)
 
-    def assemble(self, results: list) -> Any:
-        by_ref: dict[str, Tensor] = {}
-        for stage, outputs in zip(self.stages, results):
-            for ref, t in zip(stage.outputs, outputs):
-                by_ref[ref] = t
-        return self._rebuild(self.structure, by_ref)
-
-    def _rebuild(self, structure: Any, by_ref: dict) -> Any:
+    def rebuilt(self, structure: Any, results: list) -> Any:
+        """The results in the place of their numbers."""
+        if isinstance(structure, int):
+            k, n = self.programs.at[structure]
+            return results[k][n]
         if isinstance(structure, tuple):
-            return tuple([self._rebuild(s, by_ref) for s in structure])
-        if isinstance(structure, dict):
-            return {name: self._rebuild(s, by_ref) for name, s in structure.items()}
-        return by_ref[self.leaves[structure].ref]
+            return tuple([self.rebuilt(s, results) for s in structure])
+        return {name: self.rebuilt(s, results) for name, s in structure.items()}
 
 
-def returned(tracer: Tracer, x: Sym) -> Sym:
-    """A node's field returned as it is is a value of each edge; a reducer's result stays one of each destination."""
-    if x.type.place == "edge" or tracer.is_reduced(x.ref):
-        return x
-    return x.emit("spread", "edge")  # type: ignore[return-value]
+def flattened(name: str, result: Any, roots: list) -> Any:
+    """What an edge function returned, with each traced value, collected in `roots`, replaced by its number."""
+    if isinstance(result, Sym):
+        roots.append(result)
+        return len(roots) - 1
+    if isinstance(result, (tuple, list)):
+        return tuple([flattened(name, r, roots) for r in result])
+    if isinstance(result, dict):
+        return {key: flattened(name, r, roots) for key, r in result.items()}
+    raise TraceError(
+        f"{name}.edge returned {type(result).__name__}. "
+        "Return what a reducer gives, or a traced value, or a tuple or dict of them."
+    )
 
 
-def located(module: MessagePassing, places: tuple, arguments: dict) -> Any:
-    """Run the edge function; an error says which of the user's lines it comes from."""
-    try:
-        return module.edge(*places, **arguments)
-    except TigaError as e:
-        where = _user_line(module, e)
-        raise TraceError(f"while tracing {type(module).__name__}.edge{where}\n  {e}").with_traceback(
-            e.__traceback__
-        ) from None
+def located(module: MessagePassing, e: TigaError) -> TraceError:
+    """The error with the user's line that it comes from."""
+    return TraceError(f"while tracing {type(module).__name__}.edge{_user_line(module, e)}\n  {e}")
 
 
 def _user_line(module: MessagePassing, e: BaseException) -> str:
@@ -214,7 +195,7 @@ def _user_line(module: MessagePassing, e: BaseException) -> str:
 def uniform_argument(tracer: Tracer, name: str, value: Any) -> Any:
     """Tensors, int, bool, str, None are handed on; a float is a traced number: no value specialises a program."""
     if isinstance(value, float):
-        if torch.compiler.is_compiling() and not exporting():
+        if tracer.compiling and not exporting():
             return tracer.number(value, name)
         return tracer.scalar(name, value)
     if isinstance(value, Tensor):
@@ -227,42 +208,19 @@ def exporting() -> bool:
     return torch.compiler._is_exporting_flag
 
 
-def provided(tracer: Tracer, graph: Graph, src: dict, dst: dict) -> dict:
-    """Edge fields the graph gives: number; with positions displacement = pos_src - pos_dst and distance."""
-    fields: dict[str, Any] = {"number": lambda: tracer.emit("number", ())}
-    positions = graph.positions
-    if positions is None:
-        return fields
-
-    def displacement() -> Any:
-        if not tracer.shown:
-            i = tracer.operand(positions[0], "dst", free_name("positions", dst), "position")
-            j = tracer.operand(positions[1], "src", free_name("positions", src), "position")
-            tracer.shown.append(j - i)
-        return tracer.shown[0]
-
-    def distance() -> Any:
-        d = displacement()
-        return tracer.emit("norm", ((d * d).emit("sum", "-1"),))
-
-    fields["displacement"], fields["distance"] = displacement, distance
-    return fields
-
-
 _unread: set = set()
 
 
-def warn_unread(cls: type, places: tuple) -> None:
-    """A field that was given and never read is most likely a misspelling; said once."""
-    for fields in places:
-        for name in fields._fields.keys() - fields._read.keys():
-            key = (cls, fields._place, name)
-            if key not in _unread:
-                _unread.add(key)
-                warnings.warn(
-                    f"{cls.__name__}: {fields._place} field {name!r} was given and the edge function never reads it.",
-                    stacklevel=4,
-                )
+def warn_unread(cls: type, ref: str) -> None:
+    """A field that was given and never used is most likely a misspelling; said once."""
+    if (cls, ref) not in _unread:
+        _unread.add((cls, ref))
+        warnings.warn(f"{cls.__name__}: {named(ref)} was given and the edge function never uses it.", stacklevel=4)
+
+
+def named(ref: str) -> str:
+    place, _, name = ref.partition(".")
+    return f"{place} field {name!r}"
 
 
 def free_name(name: str, taken: dict) -> str:
@@ -271,13 +229,19 @@ def free_name(name: str, taken: dict) -> str:
     return name
 
 
-def check_fields(name: str, graph: Any, src: Any, dst: Any, edge: Any) -> None:
-    """Fields are tensors with the graph's rows."""
+def check_fields(name: str, graph: Any, src: Any, dst: Any, edge: Any) -> tuple[torch.device, tuple]:
+    """Fields are tensors with the graph's rows, on one device, where the graph's tensors are too.
+
+    Gives the device and the fields' forms.
+    """
     if not isinstance(graph, Graph):
         raise TypeError(
             f"{name}: graph is {type(graph).__name__}; build one with tg.Graph.dense, .triangular, .cu_seqlens, "
             ".from_edge_index, ..."
         )
+    num_src, num_dst = (graph.ints if graph.reversed else graph.ints[1::-1])[:2]
+    home: Any = None
+    first, forms = "", []
     for place, fields in (("src", src), ("dst", dst), ("edge", edge)):
         if not isinstance(fields, dict):
             raise TypeError(
@@ -285,32 +249,58 @@ def check_fields(name: str, graph: Any, src: Any, dst: Any, edge: Any) -> None:
             )
         if not fields:
             continue
-        rows, noun = _rows(graph, place)
+        rows = num_src if place == "src" else num_dst if place == "dst" else _edges(graph)
         for key, t in fields.items():
-            if not isinstance(t, Tensor):
-                raise TypeError(
-                    f"{name}: {place} field {key!r} is {type(t).__name__}, not a tensor. "
-                    "A number that all edges share is a keyword argument."
-                )
-            if key not in _names and not is_field_name(key):
-                raise TigaError(f"{name}: {place} field name {key!r}; names are letters, digits and _, at most 64.")
-            if t.dim() == 0:
-                raise TigaError(f"{name}: {place} field {key!r} has no dimensions; its first is the {noun}.")
-            if t.dtype not in NAMES:
-                raise TypeError(
-                    f"{name}: {place} field {key!r} is {t.dtype}; programs compute with {', '.join(NAMES.values())}."
-                )
-            if rows is not None and t.shape[0] != rows:
-                more = f" Build the graph for {sized(t.shape[0])} {noun}, or give a field of {sized(rows)} rows."
-                if place == "edge":
-                    more = (
-                        "\n  Edge fields are numbered by destination, then source; "
-                        "for a graph made by from_edge_index, in the order you gave the edges."
-                    )
+            if not isinstance(t, Tensor) or (key not in _names and not is_field_name(key)) or t.dtype not in NAMES:
+                refuse_field(name, place, key, t)
+            shape, device = t.shape, t.device
+            if len(shape) == 0 or (rows is not None and shape[0] != rows):
+                refuse_rows(name, graph, place, key, t, rows)
+            if home is None:
+                home, first = device, place + "." + key
+            elif device != home:
                 raise TigaError(
-                    f"{name} on {describe(graph)}: {place} field {key!r} has {sized(t.shape[0])} rows, but the graph "
-                    f"has {sized(rows)} {noun}.{more}"
+                    f"{name}: {place} field {key!r} is on {device}, {named(first)} on {home}. "
+                    "Put all fields on one device."
                 )
+            forms.append((place, key, t.dtype, shape[1:], ""))
+    there = graph.device
+    if home is None:
+        if graph.positions is None and not graph.tensors:
+            raise TigaError(f"{name}: no field was given. Give src, dst or edge: dictionaries of tensors.")
+        home = there if graph.positions is None else graph.positions[0].device
+    elif there is not None and there != home and there.type != home.type:
+        raise TigaError(
+            f"{name}: the graph is on {there}, {named(first)} on {home}. Move one of them: graph.to({str(home)!r})."
+        )
+    return home, tuple(forms)
+
+
+def refuse_field(name: str, place: str, key: Any, t: Any) -> None:
+    if not isinstance(t, Tensor):
+        raise TypeError(
+            f"{name}: {place} field {key!r} is {type(t).__name__}, not a tensor. "
+            "A number that all edges share is a keyword argument."
+        )
+    if not is_field_name(key):
+        raise TigaError(f"{name}: {place} field name {key!r}; names are letters, digits and _, at most 64.")
+    raise TypeError(f"{name}: {place} field {key!r} is {t.dtype}; programs compute with {', '.join(NAMES.values())}.")
+
+
+def refuse_rows(name: str, graph: Graph, place: str, key: str, t: Tensor, rows: Any) -> None:
+    noun = {"src": "sources", "dst": "destinations", "edge": "edges"}[place]
+    if t.dim() == 0:
+        raise TigaError(f"{name}: {place} field {key!r} has no dimensions; its first is the {noun}.")
+    more = f" Build the graph for {sized(t.shape[0])} {noun}, or give a field of {sized(rows)} rows."
+    if place == "edge":
+        more = (
+            "\n  Edge fields are numbered by destination, then source; "
+            "for a graph made by from_edge_index, in the order you gave the edges."
+        )
+    raise TigaError(
+        f"{name} on {describe(graph)}: {place} field {key!r} has {sized(t.shape[0])} rows, but the graph "
+        f"has {sized(rows)} {noun}.{more}"
+    )
 
 
 _names: set[str] = set()  # that were looked at before
@@ -321,13 +311,6 @@ def is_field_name(key: Any) -> bool:
     if good and not torch.compiler.is_compiling() and len(_names) < 4096:
         _names.add(key)
     return good
-
-
-def _rows(graph: Graph, place: str) -> tuple[Any, str]:
-    """How many rows a place's fields have, None where that is not known, and what they are."""
-    if place == "src":
-        return graph.num_src, "sources"
-    return (graph.num_dst, "destinations") if place == "dst" else (_edges(graph), "edges")
 
 
 def _edges(graph: Graph) -> Any:
@@ -344,26 +327,3 @@ def sized(n: Any) -> str:
 
 def describe(graph: Graph) -> str:
     return f"Graph {graph.kind} {sized(graph.num_dst)} x {sized(graph.num_src)}"
-
-
-def device_of(name: str, graph: Graph, src: dict, dst: dict, edge: dict, uniform: dict) -> torch.device:
-    """The one device of all fields, captured by the first; graph tensors must be there too."""
-    home: Any = None
-    first = ""
-    for place, fields in (("src", src), ("dst", dst), ("edge", edge)):
-        for key, t in fields.items():
-            if home is None:
-                home, first = t.device, f"{place} field {key!r}"
-            elif t.device != home:
-                raise TigaError(
-                    f"{name}: {place} field {key!r} is on {t.device}, {first} on {home}. Put all fields on one device."
-                )
-    if home is None:
-        if graph.positions is None and not graph.tensors:
-            raise TigaError(f"{name}: no field was given. Give src, dst or edge: dictionaries of tensors.")
-        return graph.positions[0].device if graph.positions is not None else graph.tensors[0].device
-    if graph.device is not None and graph.device.type != home.type:
-        raise TigaError(
-            f"{name}: the graph is on {graph.device}, {first} on {home}. Move one of them: graph.to({str(home)!r})."
-        )
-    return home

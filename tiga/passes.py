@@ -22,6 +22,8 @@ PASSES = {
     "interpret-listed": "edges visited as a list",
     "emit-tiles": "kernel source was written: tiles of destinations by sources",
     "launch-tiles": "edges ran in kernels of the tiles skeleton, one for each direction of folding",
+    "emit-rows": "kernel source was written: rows of a list of edges",
+    "launch-rows": "edges ran in kernels of the rows skeleton, one for each direction of folding",
     "inner-products-as-matmul": "sums of source times destination ran as matrix products",
     "weighted-sums-as-matmul": "folds of weight times field ran as matrix products",
     "segment-scan": "a reducer's own combine swept each segment edge by edge",

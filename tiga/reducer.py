@@ -226,28 +226,32 @@ class OnlineSoftmaxReducer(Reducer):
         if self.block_prune_threshold is not None or self.prune_mass is not None:
             self._refuse()
         tracer = reducing(self, (score, value))
-        score, value = strong(tracer, score), strong(tracer, value)
-        missing = len(value.type.sizes) - len(score.type.sizes)
-        if missing < 0:
+        out, lse = tracer.once("online_softmax", softmax, (score, value), {})
+        return (out, lse) if self.return_lse else out
+
+
+def softmax(tracer: Any, score: Any, value: Any) -> tuple:
+    """The fold and its lse, with the score's features aligned to the value's from the left."""
+    score, value = strong(tracer, score), strong(tracer, value)
+    missing = len(value.type.sizes) - len(score.type.sizes)
+    if missing < 0:
+        raise TraceError(
+            f"the score has features {tuple(score.type.sizes)}, more than the value's {tuple(value.type.sizes)}: "
+            "they align from the left."
+        )
+    for have, want in zip(score.type.sizes, value.type.sizes):
+        if not is_one(have) and not is_one(want) and have != want:
             raise TraceError(
-                f"the score has features {tuple(score.type.sizes)}, more than the value's {tuple(value.type.sizes)}: "
-                "they align from the left."
+                f"the score's features {tuple(score.type.sizes)} do not fit the value's "
+                f"{tuple(value.type.sizes)}: each must be 1 or equal, "
+                "counted from the left."
             )
-        for have, want in zip(score.type.sizes, value.type.sizes):
-            if not is_one(have) and not is_one(want) and have != want:
-                raise TraceError(
-                    f"the score's features {tuple(score.type.sizes)} do not fit the value's "
-                    f"{tuple(value.type.sizes)}: each must be 1 or equal, "
-                    "counted from the left."
-                )
-        for _ in range(missing):
-            score = score.emit("unsqueeze", "-1")
-        out, lse = tracer.reduce("dst", "softmax", (score, value))
-        if not self.return_lse:
-            return out
-        for _ in range(missing):
-            lse = lse.emit("squeeze", "-1")
-        return out, lse
+    for _ in range(missing):
+        score = score.emit("unsqueeze", "-1")
+    out, lse = tracer.reduce("dst", "softmax", (score, value))
+    for _ in range(missing):
+        lse = lse.emit("squeeze", "-1")
+    return out, lse
 
 
 def online_softmax(

@@ -131,13 +131,18 @@ def _extreme_adjoint(b, place, args, results, grads):
     return (b.emit("where", (b.emit("eq", (b.emit("number", ()), results[1])), grads[0], 0.0)),)
 
 
+def _softmax_weight(b, score, lse):
+    """exp(score - lse); 0 in a segment whose lse is -inf, where every score is -inf as well."""
+    none = b.emit("eq", (lse, float("-inf")))
+    return b.emit("exp", (score - b.emit("where", (none, float("inf"), lse)),))
+
+
 def _softmax_adjoint(b, place, args, results, grads):
     """p = exp(score - lse); d value = p grad; d score = p (<grad, value> - delta), delta = <grad, out> - grad_lse."""
     score, value = args
     out, lse = results
     grad, grad_lse = grads
-    none = b.emit("eq", (lse, float("-inf")))
-    weight = b.emit("where", (none, 0.0, b.emit("exp", (score - b.emit("where", (none, 0.0, lse)),))))
+    weight = _softmax_weight(b, score, lse)
     inner = delta = None
     if grad is not None:
         grad = b.widen(grad, lse.type.dtype)
@@ -153,8 +158,7 @@ def _softmax_tangent(b, place, args, results, tangents):
     score, value = args
     out, lse = results
     dscore, dvalue = tangents
-    none = b.emit("eq", (lse, float("-inf")))
-    weight = b.emit("where", (none, 0.0, b.emit("exp", (score - b.emit("where", (none, 0.0, lse)),))))
+    weight = _softmax_weight(b, score, lse)
     dout = dlse = None
     if dscore is not None:
         slope = weight * dscore

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from tiga import passes
 from tiga.program import function_text, head_text, line_text, operand_text, used_functions
 from tiga.trace import Tracer
-from tiga.types import NAMES, Type
+from tiga.types import PLACES, Type
 
 
 class Stage:
@@ -24,15 +26,42 @@ class Stage:
         self.outputs = outputs
 
 
-def stages(tracer: Tracer, kind: str, count: int, reverse: bool, roots: list) -> list[Stage]:
+class Programs(NamedTuple):
+    """The programs of a traced edge function.
+
+    at: for each value that it returned, the stage and the output that it is. unread: fields that no line reads.
+    """
+
+    stages: list[Stage]
+    texts: list[str]
+    at: list[tuple[int, int]]
+    unread: list[str]
+
+
+def programs(tracer: Tracer, kind: str, count: int, reverse: bool, roots: list) -> Programs:
     """The programs of `roots`: one, unless an edge value reads a finished fold; then one more for each such pass."""
-    if tracer.path is None:
-        return _stages(tracer, kind, count, reverse, roots)
-    key = (kind, count, reverse, tuple([r.ref for r in roots]))
-    made = tracer.path.stages.get(key)
+    path = tracer.path
+    if path is None:
+        return _programs(tracer, kind, count, reverse, roots)
+    key = (kind, count, reverse, *[r.ref for r in roots])
+    made = path.programs.get(key)
     if made is None:
-        made = tracer.path.stages[key] = _stages(tracer, kind, count, reverse, roots)
+        made = path.programs[key] = _programs(tracer, kind, count, reverse, roots)
     return made
+
+
+def _programs(tracer: Tracer, kind: str, count: int, reverse: bool, roots: list) -> Programs:
+    tracer.catch_up()
+    leaves = [tracer.returned(r) for r in roots]
+    made = _stages(tracer, kind, count, reverse, leaves)
+    at = {}
+    for k, stage in enumerate(made):
+        for n, ref in enumerate(stage.outputs):
+            at[ref] = (k, n)
+    read = {a for line in tracer.lines for a in line.args}
+    read.update([leaf.ref for leaf in leaves])
+    unread = [x.ref for _, x in tracer.operands if x.place != "shared" and x.ref not in read]
+    return Programs(made, [stage.text for stage in made], [at[leaf.ref] for leaf in leaves], unread)
 
 
 def _stages(tracer: Tracer, kind: str, count: int, reverse: bool, roots: list) -> list[Stage]:
@@ -114,11 +143,10 @@ def _stage(tracer: Tracer, kind: str, count: int, reverse: bool, returns: list, 
     reads: list = []
     rows: list[str] = []
     names: dict[str, str] = {}
-    for n, (entry, sym) in enumerate(zip(tracer.operands, tracer.syms)):
-        if sym.ref in live:
-            _, place, name, sizes, flag = entry
-            rows.append(operand_text(len(reads), place, name, NAMES[entry[0].dtype], sizes, flag))
-            reads.append(("operand", n))
+    for n in _order_of_use(tracer, kept, returns):
+        x = tracer.operands[n][1]
+        rows.append(operand_text(len(reads), x.place, x.name, x.dtype, x.sizes, x.flag))
+        reads.append(("operand", n))
     for ref, at in passed.items():
         if ref in live:
             name = "pass" + str(len(reads))
@@ -146,3 +174,15 @@ def _stage(tracer: Tracer, kind: str, count: int, reverse: bool, returns: list, 
     head = head_text(kind, count, reverse, 0)
     text = "\n".join([head, *rows, "return " + " ".join([names.get(r, r) for r in returns])])
     return Stage(text, reads, scalars, returns)
+
+
+def _order_of_use(tracer: Tracer, lines: list, returns: list) -> list[int]:
+    """The numbers of the operands that are read, by the line that does it first; within a line by their places."""
+    numbers = {x.ref: n for n, (_, x) in enumerate(tracer.operands)}
+    found: dict[int, None] = {}
+    for words in [*[line.args for line in lines], returns]:
+        for place in PLACES:
+            for a in words:
+                if a in numbers and tracer.operands[numbers[a]][1].place == place:
+                    found[numbers[a]] = None
+    return list(found)

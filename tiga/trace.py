@@ -1,191 +1,21 @@
 """Tracing: the edge function runs once on symbolic values, in plain Python that Dynamo inlines, and leaves a program.
 
-A `Sym` is seen by the user as a tensor (num_edges, *features); what torch functions mean on it is the table of
-tiga.functions.
+What torch functions mean on symbolic values is the table of tiga.functions.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tiga.builder import WEAK_FLOAT, Builder, Path, Value
+from tiga.builder import WEAK_FLOAT, Builder, Path, Value, ordered
 from tiga.errors import TraceError
-from tiga.functions import ALIASES, FUNCTIONS, call
+from tiga.program import Line
+from tiga.symbols import Sym
 from tiga.types import NAMES, Total, Type
-
-EDGES = -1  # what shape[0] says of a traced value: the number of edges is not known while tracing
-
-
-class Sym(Value):
-    """A traced value: one number a feature for every edge, or every node."""
-
-    def __init__(self, builder: Tracer, ref: str, type: Type) -> None:
-        self.builder = builder
-        self.ref = ref
-        self.type = type
-
-    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        return call(self.builder, name, args, kwargs)
-
-    def __pow__(self, other: Any) -> Any:
-        return self._call("pow", self, other)
-
-    def __rpow__(self, other: Any) -> Any:
-        return self._call("pow", other, self)
-
-    def __mod__(self, other: Any) -> Any:
-        return self._call("remainder", self, other)
-
-    def __rmod__(self, other: Any) -> Any:
-        return self._call("remainder", other, self)
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return self._call("floor_divide", other, self)
-
-    def where(self, condition: Any, other: Any) -> Any:
-        return self._call("where", condition, self, other)
-
-    def __floordiv__(self, other: Any) -> Any:
-        return self._call("floor_divide", self, other)
-
-    def __abs__(self) -> Any:
-        return self._call("abs", self)
-
-    def __lt__(self, other: Any) -> Any:
-        return self._call("lt", self, other)
-
-    def __le__(self, other: Any) -> Any:
-        return self._call("le", self, other)
-
-    def __gt__(self, other: Any) -> Any:
-        return self._call("gt", self, other)
-
-    def __ge__(self, other: Any) -> Any:
-        return self._call("ge", self, other)
-
-    def __eq__(self, other: Any) -> Any:
-        return self._call("eq", self, other)
-
-    def __ne__(self, other: Any) -> Any:
-        return self._call("ne", self, other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __and__(self, other: Any) -> Any:
-        return self._call("bitwise_and", self, other)
-
-    def __rand__(self, other: Any) -> Any:
-        return self._call("bitwise_and", other, self)
-
-    def __or__(self, other: Any) -> Any:
-        return self._call("bitwise_or", self, other)
-
-    def __ror__(self, other: Any) -> Any:
-        return self._call("bitwise_or", other, self)
-
-    def __xor__(self, other: Any) -> Any:
-        return self._call("bitwise_xor", self, other)
-
-    def __rxor__(self, other: Any) -> Any:
-        return self._call("bitwise_xor", other, self)
-
-    def __invert__(self) -> Any:
-        return self._call("bitwise_not", self)
-
-    def __matmul__(self, other: Any) -> Any:
-        raise TraceError(
-            "`@` on a traced value. Write torch.nn.functional.linear(x, weight), or torch.matmul(x, weight)."
-        )
-
-    def __rmatmul__(self, other: Any) -> Any:
-        raise TraceError(
-            "`@` on a traced value. Write torch.nn.functional.linear(x, weight), or torch.matmul(x, weight)."
-        )
-
-    def __getitem__(self, at: Any) -> Any:
-        return self._call("getitem", self, at)
-
-    def __bool__(self) -> bool:
-        raise TraceError(
-            "`if`, `and`, `or` or `not` on a traced value: an edge function runs for all edges at once. "
-            "Write torch.where(condition, a, b)."
-        )
-
-    def __float__(self) -> float:
-        raise TraceError("a traced value as a Python number: it has no single value. Use torch functions on it.")
-
-    def __int__(self) -> int:
-        raise TraceError("a traced value as a Python number: it has no single value. Use torch functions on it.")
-
-    def __index__(self) -> int:
-        raise TraceError(
-            "a traced value as a position. To read a table at it, write torch.nn.functional.embedding(x, table)."
-        )
-
-    def __len__(self) -> int:
-        raise TraceError("len() of a traced value: the number of edges is not known while tracing.")
-
-    def __iter__(self) -> Any:
-        raise TraceError("a loop over a traced value. Loop over x.unbind(dim) for a feature dimension.")
-
-    def __setitem__(self, at: Any, value: Any) -> None:
-        raise TraceError("assignment into a traced value. Write torch.where(condition, a, b) or torch.cat([...], dim).")
-
-    @property
-    def shape(self) -> tuple:
-        return (EDGES, *self.type.sizes)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        from tiga.types import DTYPES
-
-        return DTYPES[self.type.dtype]
-
-    @property
-    def ndim(self) -> int:
-        return len(self.type.sizes) + 1
-
-    def sum(self, *args: Any, **kwargs: Any) -> Any:
-        return FUNCTIONS["sum"](self.builder, self, *args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in FUNCTIONS or name in ALIASES or (name[-1:] == "_" and name[:1] != "_"):
-            return _Method(self, name)
-        if name[:2] == "__":
-            raise AttributeError(name)
-        raise TraceError(f"no `.{name}` on a traced value.")
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        return call(tracer_of(args), func.__name__, args, kwargs or {})
-
-
-class _Method:
-    def __init__(self, sym: Sym, name: str) -> None:
-        self.sym = sym
-        self.name = name
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return call(self.sym.builder, self.name, (self.sym, *args), kwargs)
-
-
-MISPLACED = "a torch function got a traced value where none can be: give it as a positional argument."
-
-
-def tracer_of(args: Any) -> Tracer:
-    """The tracer behind any traced value among the arguments."""
-    for a in args:
-        if isinstance(a, Sym):
-            return a.builder  # type: ignore[return-value]
-    for a in args:
-        if isinstance(a, (list, tuple)):
-            for x in a:
-                if isinstance(x, Sym):
-                    return x.builder  # type: ignore[return-value]
-    raise TraceError(MISPLACED)
 
 
 def unify_numbers(a: Any, b: Any) -> None:
@@ -200,77 +30,196 @@ def unify_numbers(a: Any, b: Any) -> None:
         )
 
 
+class Input(NamedTuple):
+    """A tensor that a program reads, without the tensor. ref: its word; type: what it is as a value."""
+
+    place: str
+    name: str
+    dtype: str
+    sizes: tuple
+    flag: str
+    ref: str
+    type: Type
+
+
 class Tracer(Builder):
-    """A builder whose operands are tensors: fields as they are read, parameters and captures as they are met."""
+    """A builder whose operands are tensors: fields as they are read, parameters and captures as they are met.
+
+    Outside a compiler each step is looked up among the traces met before: `path` is this one, and everything that a
+    step depends on is in it or in the steps before. Where a step was taken before, nothing is inferred and nothing
+    appended: lines between `written` and `path` are in no list yet. The edge function itself runs at every call. No
+    traced value is held here: they hold the tracer, and tensors would outlive the call.
+    """
 
     def __init__(self) -> None:
         super().__init__(unify_numbers)
-        self.operands: list[tuple[Tensor, str, str, tuple, str]] = []  # tensor, place, name, type, flag
-        self.syms: list[Sym] = []
+        self.operands: list[tuple[Tensor, Input]] = []
         self.scalars: list[tuple[str, float]] = []
         self.names: list[tuple[Tensor, str]] = []  # uniform tensors, by the name they were given
-        if not torch.compiler.is_compiling():
-            self.path = Path.start()
-        self.shown: list[Any] = []  # the displacement, once it was asked for
-        self._seed: Any = None
+        self.compiling = torch.compiler.is_compiling()
+        # a part of a reducer is a function of values whose types no step names
+        self.path: Path | None = None if self.compiling or type(self) is not Tracer else Path.start()
+        self.written = self.path
+        self.positions: Any = None  # tensor and name, of destinations and of sources, where the graph has them
         self.home: Any = None  # the device of the fields
+        self._seed: Any = None
 
     def value(self, ref: str, type: Type) -> Any:
         return Sym(self, ref, type)
 
     def lift(self, x: Any) -> Any:
         if isinstance(x, Value):
+            if x.builder is not self:
+                raise TraceError(
+                    "a traced value of another call, or from outside a reducer's own function: it lives in its own "
+                    "call only. Compute it again, or bring it in as an argument."
+                )
             return x
         if isinstance(x, Tensor):
-            return self.capture(x, "tensor" + str(len(self.operands)))
-        if isinstance(x, float) and torch.compiler.is_compiling() and not static(x):
-            return self.number(x, "number" + str(len(self.operands)))
+            return self.capture(x)
+        if isinstance(x, float) and self.compiling and not static(x):
+            return self.number(x, "number" + self.next_number())
         if isinstance(x, (bool, int, float)):
             return Builder.lift(self, x)
         raise TraceError(
             f"cannot use {type(x).__name__} in an edge function; fields, tensors and Python numbers can be."
         )
 
-    def operand(self, t: Tensor, place: str, name: str, flag: str = "") -> Sym:
-        """A tensor that the program reads."""
-        shape = tuple(t.shape)
-        sizes = shape if place == "shared" else shape[1:]
-        found = None
-        if self.path is not None:
-            step = (place, name, t.dtype, sizes, flag)
-            try:
-                found = self.path.steps.get(step)
-            except TypeError:  # symbolic sizes have no hash, and are not looked up
-                self.path = None
+    def emit(self, op: str, args: tuple, attrs: tuple = ()) -> Any:
+        if self.path is None:
+            return self.line(op, ordered(op, [self.lift(a) for a in args]), attrs)[0]
+        step = (op, attrs, *[a.ref if isinstance(a, Sym) and a.builder is self else self.lift(a).ref for a in args])
+        before = self.path
+        found = None if before is None else before.steps.get(step)
         if found is None:
-            found = (self.operand_type(t, place, name, sizes, flag), place + "." + name, None)
-            if self.path is not None:
-                found = (found[0], found[1], Path())
-                self.path.steps[step] = found
-        kind, ref, self.path = found
-        sym = Sym(self, ref, kind)
-        self.operands.append((t, place, name, sizes, flag))
-        self.syms.append(sym)
-        return sym
+            self.catch_up()
+            return self.learn(before, step, self.line(op, ordered(op, [self.lift(a) for a in args]), attrs)[0])
+        self.path, ref, kind = found
+        return Sym(self, ref, kind)
 
-    def operand_type(self, t: Tensor, place: str, name: str, sizes: tuple, flag: str) -> Type:
-        dtype = NAMES.get(t.dtype)
-        if dtype is None:
-            raise TypeError(f"{place} field {name!r} is {t.dtype}; programs compute with {', '.join(NAMES.values())}.")
-        return WEAK_FLOAT if flag == "number" else Type(place, dtype, sizes)
+    def reduce(self, place: str, reducer: str, args: tuple) -> tuple:
+        values = [self.lift(a) for a in args]
+        before = self.path
+        step = ("reduce", (place, reducer), *[v.ref for v in values])
+        found = None if before is None else before.steps.get(step)
+        if found is None:
+            self.catch_up()
+            return self.learn(before, step, self.line("reduce", values, (place, reducer)))
+        return self.again(*found)
 
-    def capture(self, t: Tensor, name: str) -> Sym:
+    def scan(self, direction: str, f: Any, states: int, args: tuple, gradient: Any = None) -> tuple:
+        self.look_up_no_more()  # a function is not part of a step
+        return Builder.scan(self, direction, f, states, args, gradient)
+
+    def once(self, name: str, row: Callable, args: tuple, kwargs: dict) -> Any:
+        """row(self, *args, **kwargs), which may be many lines: one step, unless an argument has no word."""
+        step = self.step_of(name, args, kwargs)
+        before = self.path
+        found = None if before is None or step is None else before.steps.get(step)
+        if found is not None:
+            return self.again(*found)
+        count = len(self.operands)
+        out = row(self, *args, **kwargs)
+        # a row that makes tensors of its own, new at each call, is run each time
+        return out if step is None or len(self.operands) > count else self.learn(before, step, out)
+
+    def step_of(self, name: str, args: tuple, kwargs: dict) -> tuple | None:
+        """A call of a torch function as a step; None where an argument is a list, or a size of a compiler."""
+        if self.path is None:
+            for x in (*args, *kwargs.values()):  # operands in the order, and by the names, that they get below
+                if isinstance(x, Tensor):
+                    self.capture(x)
+            return None
+        try:
+            step = (None, name, *[x.ref if isinstance(x, Sym) and x.builder is self else self.word(x) for x in args])
+            return (*step, *[(key, self.word(x)) for key, x in kwargs.items()]) if kwargs else step
+        except KeyError:
+            return None
+
+    def word(self, x: Any) -> Any:
+        """What stands in a step for an argument: unequal where it means something else, as 1 and True and 1.0 may."""
+        if isinstance(x, Tensor):
+            return self.capture(x).ref
+        return x.ref if isinstance(x, Sym) and x.builder is self else _WORDS[type(x)](x)
+
+    def learn(self, before: Path | None, step: tuple, out: Any) -> Any:
+        """Remember where a step led and what it gave: a value, or a tuple of them."""
+        if before is None or self.path is None:
+            return out
+        if isinstance(out, Sym):
+            before.steps[step] = (self.path, out.ref, out.type)
+        elif isinstance(out, tuple) and all([isinstance(x, Sym) for x in out]):
+            before.steps[step] = (self.path, tuple([x.ref for x in out]), tuple([x.type for x in out]))
+        return out
+
+    def again(self, path: Path, ref: Any, kind: Any) -> Any:
+        """What a step gave that was taken before."""
+        self.path = path
+        return tuple([Sym(self, r, k) for r, k in zip(ref, kind)]) if isinstance(ref, tuple) else Sym(self, ref, kind)
+
+    def append(self, line: Line, types: tuple) -> tuple[tuple, tuple]:
+        if self.path is not None:
+            self.path = self.written = Path(self.path, line, types)
+        return Builder.append(self, line, types)
+
+    def catch_up(self) -> None:
+        """Append the lines of the steps that were only looked up."""
+        if self.path is not None and self.written is not None:
+            behind, self.written = self.path.since(self.written), self.path
+            for path in behind:
+                if path.line is not None:
+                    Builder.append(self, path.line, path.types)
+
+    def look_up_no_more(self) -> None:
+        """From here on lines are typed and appended."""
+        self.catch_up()
+        self.path = None
+
+    def read(self, tensors: list[Tensor], forms: tuple) -> list[Input]:
+        """Tensors that the program reads; of each the form: place, name, dtype, feature sizes, flag."""
+        found, before = None, self.path
+        if before is not None:
+            try:
+                found = before.steps.get(forms)
+            except TypeError:  # symbolic sizes have no hash
+                self.look_up_no_more()
+                before = None
+        if found is None:
+            found = (None, [input_of(*form) for form in forms])
+            if before is not None:
+                found = before.steps[forms] = (Path(before), found[1])
+        self.path, rows = found
+        self.operands.extend(zip(tensors, rows))
+        return rows
+
+    def operand(self, t: Tensor, place: str, name: str, flag: str = "") -> Sym:
+        sizes = t.shape if place == "shared" else t.shape[1:]
+        (row,) = self.read([t], ((place, name, t.dtype, sizes, flag),))
+        return Sym(self, row.ref, row.type)
+
+    def next_number(self) -> str:
+        """How many operands so far are not fields: in the names of those that have none."""
+        return str(len([None for _, row in self.operands if row.place == "shared"]))
+
+    def capture(self, t: Tensor, name: str = "", place: str = "shared", flag: str = "") -> Sym:
         """A parameter, buffer or captured tensor: one operand however often it is met."""
-        for (other, place, _, _, _), sym in zip(self.operands, self.syms):
-            if other is t and place == "shared":
-                return sym
+        for other, row in self.operands:
+            if other is t and row.place == place and row.flag == flag:
+                return Sym(self, row.ref, row.type)
         for other, given in self.names:
             if other is t:
                 name = given
-        return self.operand(t, "shared", name)
+        return self.operand(t, place, name or "tensor" + self.next_number(), flag)
+
+    def returned(self, x: Sym) -> Sym:
+        """A node's field returned as it is is a value of each edge; a reducer's result stays one of destinations."""
+        if x.type.place == "edge" or self.is_reduced(x.ref):
+            return x
+        return self.emit("spread", (x,), ("edge",))
 
     def is_reduced(self, ref: str) -> bool:
         """Whether a value is made of what reducers gave, at destinations."""
+        self.catch_up()
         reduced: dict[str, bool] = {}
         for line, t in zip(self.lines, self.line_types):
             folded = line.op in ("reduce", "scan")
@@ -286,18 +235,14 @@ class Tracer(Builder):
     def seed(self) -> Any:
         """One random seed a call, drawn from torch's generator of the fields' device."""
         if self._seed is None:
-            self._seed = self.operand(torch.randint(-(2**62), 2**62, (), device=self.home), "shared", "seed")
-        return self._seed
+            self._seed = torch.randint(-(2**62), 2**62, (), device=self.home)
+        return self.capture(self._seed, "seed")
 
     def device(self) -> Any:
         return self.home
 
     def types(self) -> dict[str, Type]:
-        found: dict[str, Type] = {}
-        for made in self.known.values():
-            for v in made if isinstance(made, tuple) else (made,):
-                found[v.ref] = v.type
-        return found
+        return {ref: t for refs, types in self.known.values() for ref, t in zip(refs, types)}
 
     def number(self, x: float, name: str) -> Sym:
         """A Python number that may change from call to call, as a tensor: so no compiler bakes its value in."""
@@ -305,9 +250,33 @@ class Tracer(Builder):
 
     def scalar(self, name: str, value: float) -> Sym:
         self.scalars.append((name, value))
-        if self.path is not None:
-            self.path = self.path.after(("scalar", name))
+        before = self.path
+        if before is not None:
+            step = ("scalar", name)
+            found = before.steps.get(step)
+            if found is None:
+                found = before.steps[step] = (Path(before), name, WEAK_FLOAT)
+            self.path = found[0]
         return Sym(self, name, WEAK_FLOAT)
+
+
+def input_of(place: str, name: str, dtype: torch.dtype, sizes: tuple, flag: str) -> Input:
+    """What a program declares of a tensor."""
+    if dtype not in NAMES:
+        raise TypeError(f"{place} field {name!r} is {dtype}; programs compute with {', '.join(NAMES.values())}.")
+    kind = WEAK_FLOAT if flag == "number" else Type(place, NAMES[dtype], tuple(sizes))
+    return Input(place, name, NAMES[dtype], tuple(sizes), flag, place + "." + name, kind)
+
+
+_WORDS: dict[type, Callable[[Any], Any]] = {
+    int: lambda x: x,
+    type(None): lambda x: x,
+    torch.dtype: lambda x: x,
+    bool: lambda x: (bool, x),
+    float: lambda x: (float, x.hex()),
+    str: lambda x: (str, x),
+    tuple: lambda x: (tuple, *[_WORDS[type(y)](y) for y in x]),
+}
 
 
 def static(x: float) -> bool:
@@ -315,42 +284,3 @@ def static(x: float) -> bool:
     from torch.fx.experimental.symbolic_shapes import has_static_value
 
     return has_static_value(x)
-
-
-class Fields:
-    """src, dst or edge inside an edge function: attribute access gives the field as a traced value."""
-
-    def __init__(self, tracer: Tracer, place: str, fields: dict, provided: dict) -> None:
-        self._tracer = tracer
-        self._place = place
-        self._fields = fields
-        self._provided = provided  # what the graph itself gives, by name
-        self._read: dict[str, Sym] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        if name[:2] == "__":
-            raise AttributeError(name)
-        return self.field(name)
-
-    def __getitem__(self, name: str) -> Any:
-        return self.field(name)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._fields
-
-    def field(self, name: str) -> Any:
-        read = self._read
-        if name in read:
-            return read[name]
-        if name in self._fields:
-            sym = self._tracer.operand(self._fields[name], self._place, name)
-        elif name in self._provided:
-            sym = self._provided[name]()
-        else:
-            given = ", ".join(sorted(self._fields)) or "none"
-            raise TraceError(
-                f"the edge function reads {self._place}.{name}, but the {self._place} fields given are: {given}. "
-                f"Pass it: {self._place}={{'{name}': tensor}}."
-            )
-        read[name] = sym
-        return sym

@@ -1,429 +1,312 @@
-"""Kernel source of a pass: the loop over tiles of the other end is here, the edge function's lines the program's.
+"""Kernel source of a work on edges: the loops over tiles of the other end, and the edge function's lines.
 
-Sources are text, compiled once a text; sizes and strides are arguments, so no size makes another kernel. Widths of
-vectors are constants.
+A kernel visits tiles that hold pairs which are no edges, then tiles of edges only. Should a sum come out as not a
+number, it starts again with care, so that nothing but an edge's own values can have made it so.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from tiga.codegen.emit_folds import FoldEmitter
+from tiga.codegen.tiles import Input, Output
+from tiga.codegen.values import TRITON, Value, Values
+from tiga.program import Line
+from tiga.types import compute_dtype
 
-from tiga.codegen.tiles import Fold, Input, Pass, literal_text
-from tiga.primitives import PRIMITIVES
-from tiga.program import Line, Program
-from tiga.types import Type, compute_dtype, promote
-
-_TRITON = {
-    "bool": "tl.int1",
-    "u8": "tl.uint8",
-    "i8": "tl.int8",
-    "i16": "tl.int16",
-    "i32": "tl.int32",
-    "i64": "tl.int64",
-    "f32": "tl.float32",
-}
-HEAD = """import triton
-import triton.language as tl
-from tiga.codegen.device import load_rows, load_scalars, sign, tanh, weighted
-"""
+CAREFUL = 16  # others a tile where a value that is no number is looked for
 
 
-@dataclass(frozen=True)
-class Source:
-    """text of one kernel; inputs, outputs: which tensors its pointers are, in order; vectors: the width constants."""
-
-    text: str
-    inputs: tuple[Input, ...]
-    outputs: tuple[tuple[str, tuple, Any], ...]  # result, head axes, vector axis or None
-    vectors: tuple
-    reads_numbers: bool
-
-
-class Emitter:
-    def __init__(self, p: Program, work: Pass, span: str, reads_numbers: bool) -> None:
-        self.p, self.work, self.span = p, work, span  # span: "band", "rows1", "rows2", "cols1", "cols2"
-        self.numbers = reads_numbers or any(x.place == "edge" for x in work.inputs)
-        self.names = {(x.ref, x.vector is not None): "x" + str(k) for k, x in enumerate(work.inputs)}
-        self.vectors = list(dict.fromkeys([x.vector for x in work.inputs if x.vector is not None]))
-        self.rows: list[str] = []
-        self.outputs: list[tuple[str, tuple, Any]] = []
-        for f in work.folds:
-            for o in f.line.outs:
-                dims = [1 if not isinstance(s, tuple) and s == 1 else s for s in p.types[o].sizes]
-                vector = f.field.vector if f.field is not None and o == f.line.outs[0] else None
-                self.outputs.append((o, tuple(dims[:-1] if vector is not None else dims), vector))
-
-    def put(self, depth: int, text: str) -> None:
-        self.rows.append("    " * depth + text)
-
-    def width(self, axis: Any) -> str:
-        return "D" + str(self.vectors.index(axis))
-
-    # The whole.
-
-    def source(self) -> Source:
-        self.signature()
-        self.prologue()
-        self.ranges()
-        self.loop(masked=True)
-        if self.span in ("band", "rows1"):
-            self.loop(masked=False)
-        self.epilogue()
-        return Source(
-            HEAD + "\n\n" + "\n".join(self.rows) + "\n",
-            self.work.inputs,
-            tuple(self.outputs),
-            tuple(self.vectors),
-            self.numbers,
-        )
-
-    def signature(self) -> None:
-        names = []
-        for x in self.work.inputs:
-            n = self.names[x.ref, x.vector is not None]
-            names += [
-                n,
-                n + "_row",
-                *[f"{n}_h{k}" for k in range(len(self.work.axes))],
-                *([n + "_d"] if x.vector is not None else []),
-            ]
-        for k in range(len(self.outputs)):
-            names += [f"out{k}", f"out{k}_row", *[f"out{k}_h{a}" for a in range(len(self.work.axes))]]
-        names += [f"H{k}" for k in range(len(self.work.axes))]
-        sizes = ["num_own", "num_other", "num_heads"]
-        spans = {
-            "band": ["low", "high"],
-            "rows1": ["start", "stop"],
-            "rows2": ["start", "stop", "start2", "stop2"],
-            "cols1": ["start", "stop", "reach_low", "reach_high"],
-            "cols2": ["start", "stop", "start2", "stop2", "reach_low", "reach_high"],
-        }[self.span]
-        if self.numbers:
-            spans = [*spans, "first"]
-        constants = [f"D{k}: tl.constexpr, BLOCK_D{k}: tl.constexpr" for k in range(len(self.vectors))]
-        quiet = [
-            n
-            for n in [*sizes, *[f"H{k}" for k in range(len(self.work.axes))], "low", "high"]
-            if n in (*names, *sizes, *spans)
-        ]
-        self.put(0, f"@triton.jit(do_not_specialize={quiet!r})")
-        blocks = [f"{name}: tl.constexpr" for name in ("BLOCK_M", "BLOCK_N", "PRECISION")]
-        self.put(0, f"def propagate({', '.join([*names, *sizes, *spans, *constants, *blocks])}):")
-
-    def prologue(self) -> None:
-        self.put(1, "program = tl.program_id(0)")
-        self.put(1, "tiles = tl.cdiv(num_own, BLOCK_M)")
-        self.put(1, "head = program % num_heads")
-        self.put(1, "own_first = (tiles - 1 - program // num_heads) * BLOCK_M")
-        rest = "head"
-        for k in range(len(self.work.axes)):
-            self.put(1, f"h{k} = ({rest} % H{k}).to(tl.int64)")
-            rest = f"({rest} // H{k})"
-        self.put(1, "own = own_first + tl.arange(0, BLOCK_M)")
-        self.put(1, "own_last = tl.minimum(own_first + BLOCK_M, num_own) - 1")
-        for x in self.work.inputs:
-            n = self.names[x.ref, x.vector is not None]
-            heads = "".join([f" + h{k} * {n}_h{k}" for k, a in enumerate(self.work.axes) if a in x.axes])
-            if heads:
-                self.put(1, f"{n} += {heads[3:]}")
-            if x.place == self.work.owner:
-                self.put(1, self.load(x, n, "own", "num_own"))
-            elif x.place == "shared":
-                self.put(1, f"{n}_v = tl.load({n})")
+class Emitter(FoldEmitter):
+    def folds(self) -> None:
+        if self.stage == "merge":
+            self.merge()
+        else:
+            self.ranges()
+            self.start(1)
+            self.loop("masked")
+            if self.span in ("band", "blocks", "rows1"):
+                self.loop("full")
+            self.again()
         for k, f in enumerate(self.work.folds):
-            self.start(k, f)
-
-    def load(self, x: Input, n: str, rows: str, count: str) -> str:
-        if x.vector is not None:
-            d = self.width(x.vector)
-            return f"{n}_v = load_rows({n}, {rows}, {n}_row, {n}_d, {count}, {d}, BLOCK_{d})   # [{rows}, {d}]"
-        return f"{n}_v = load_scalars({n}, {rows}, {n}_row, {count})"
-
-    def start(self, k: int, f: Fold) -> None:
-        if f.line.attrs[1] == "softmax":
-            self.put(1, f"peak{k} = tl.full([BLOCK_M], float('-inf'), tl.float32)")
-            self.put(1, f"total{k} = tl.zeros([BLOCK_M], tl.float32)")
-        shape = f"[BLOCK_M, BLOCK_{self.width(f.field.vector)}]" if f.field is not None else "[BLOCK_M]"
-        self.put(1, f"sum{k} = tl.zeros({shape}, {'tl.int64' if self.is_integer(f) else 'tl.float32'})")
-
-    def is_integer(self, f: Fold) -> bool:
-        return not self.p.types[f.line.outs[0]].floating
+            self.result(k, f)
 
     # Which tiles.
 
     def ranges(self) -> None:
-        """begin .. end: all tiles of the other end; inner_begin .. inner_end: those without a mask."""
-        put = self.put
+        """begin .. end: the others that are reached; inner_begin .. inner_end: those of tiles without a mask."""
+        put = lambda text: self.put(1, text)
         if self.span == "band":
-            put(1, "begin = tl.maximum(own_first + low, 0)")
-            put(1, "end = tl.minimum(own_last + high + 1, num_other)")
-            put(1, "inner_begin = tl.maximum(own_last + low, 0)")
-            put(1, "inner_end = tl.minimum(own_first + high + 1, num_other)")
-        elif self.span == "rows1":
-            put(1, "row_start = tl.load(start + own, mask=own < num_own, other=0)")
-            put(1, "row_stop = tl.load(stop + own, mask=own < num_own, other=0)")
-            put(1, "some = row_start < row_stop")
-            put(1, "begin = tl.min(tl.where(some, row_start, num_other), 0)")
-            put(1, "end = tl.max(tl.where(some, row_stop, 0), 0)")
-            put(1, "inner_begin = tl.max(tl.where(own < num_own, row_start, 0), 0)")
-            put(1, "inner_end = tl.min(tl.where(own < num_own, row_stop, num_other), 0)")
-        elif self.span == "rows2":
-            for k in ("", "2"):
-                put(1, f"row_start{k} = tl.load(start{k} + own, mask=own < num_own, other=0)")
-                put(1, f"row_stop{k} = tl.load(stop{k} + own, mask=own < num_own, other=0)")
-                put(1, f"some{k} = row_start{k} < row_stop{k}")
-                put(1, f"begin{k} = tl.min(tl.where(some{k}, row_start{k}, num_other), 0) // BLOCK_N * BLOCK_N")
-                put(1, f"end{k} = tl.max(tl.where(some{k}, row_stop{k}, 0), 0)")
-            put(1, "steps = tl.cdiv(tl.maximum(end - begin, 0), BLOCK_N)")
-            put(1, "all_steps = steps + tl.cdiv(tl.maximum(end2 - begin2, 0), BLOCK_N)")
+            put("other_low = 0")
+            put("other_high = num_other")
+        if self.span in ("band", "blocks"):
+            put("row_start = tl.maximum(own + low, other_low)")
+            put("row_stop = tl.where(live_own, tl.minimum(own + high + 1, other_high), 0)")
+            put("begin = tl.maximum(first_row + low, other_low)")
+            put("end = tl.minimum(last_row + high + 1, other_high)")
+            put("inner_begin = tl.maximum(last_row + low, other_low)")
+            put("inner_end = tl.minimum(first_row + high + 1, other_high)")
+        elif self.span[:4] == "rows":
+            for k in ("", "2")[: int(self.span[4])]:
+                put(f"row_start{k} = tl.load(start{k} + own, mask=live_own, other=0)")
+                put(f"row_stop{k} = tl.load(stop{k} + own, mask=live_own, other=0)")
+                put(f"some{k} = row_start{k} < row_stop{k}")
+                put(f"begin{k} = tl.min(tl.where(some{k}, row_start{k}, num_other), 0) // BLOCK_N * BLOCK_N")
+                put(f"end{k} = tl.max(tl.where(some{k}, row_stop{k}, 0), 0)")
+            if self.span == "rows1":
+                put("inner_begin = tl.max(tl.where(live_own, row_start, 0), 0)")
+                put("inner_end = tl.min(tl.where(live_own, row_stop, num_other), 0)")
         else:
-            put(1, "begin = tl.load(reach_low + own_first // BLOCK_M)")
-            put(1, "end = tl.load(reach_high + own_first // BLOCK_M)")
-        if self.numbers and self.work_is_rows():
-            put(1, "own_number = tl.load(first + own, mask=own < num_own, other=0)")
-        if self.span in ("band", "rows1"):
-            put(1, "begin = begin // BLOCK_N * BLOCK_N")
-            put(1, "inner_begin = tl.maximum(tl.cdiv(inner_begin, BLOCK_N) * BLOCK_N, begin)")
-            put(1, "inner_end = inner_end // BLOCK_N * BLOCK_N")
-            put(1, "has_inner = inner_begin < inner_end")
-            put(1, "steps = tl.cdiv(tl.maximum(tl.where(has_inner, inner_begin, end) - begin, 0), BLOCK_N)")
-            put(1, "all_steps = steps + tl.where(has_inner, tl.cdiv(tl.maximum(end - inner_end, 0), BLOCK_N), 0)")
-            put(1, "inner_end = tl.where(has_inner, inner_end, inner_begin)")
-        elif self.span in ("cols1", "cols2"):
-            put(1, "begin = begin // BLOCK_N * BLOCK_N")
+            put("begin = tl.load(reach_low + own_first // BLOCK_M)")
+            put("end = tl.load(reach_high + own_first // BLOCK_M)")
+        if self.span == "rows2":
+            put("steps = tl.cdiv(tl.maximum(end - begin, 0), BLOCK_N)")
+            put("all_steps = steps + tl.cdiv(tl.maximum(end2 - begin2, 0), BLOCK_N)")
+            put("next_begin = begin2")
+            return
+        put("begin = begin // BLOCK_N * BLOCK_N")
+        put("begin, end = part_of(begin, end, split, splits, BLOCK_N)")
+        if self.span[:4] == "cols":
+            put("steps = tl.cdiv(tl.maximum(end - begin, 0), BLOCK_N)")
+            put("all_steps = steps")
+            put("next_begin = begin")
+            return
+        put("inner_begin = tl.maximum(tl.cdiv(inner_begin, BLOCK_N) * BLOCK_N, begin)")
+        put("inner_end = tl.minimum(inner_end // BLOCK_N * BLOCK_N, end // BLOCK_N * BLOCK_N)")
+        put("inner_end = tl.maximum(inner_begin, inner_end)")
+        put("some_inner = inner_begin < inner_end")
+        put("steps = tl.cdiv(tl.maximum(tl.where(some_inner, inner_begin, end) - begin, 0), BLOCK_N)")
+        put("all_steps = steps + tl.where(some_inner, tl.cdiv(tl.maximum(end - inner_end, 0), BLOCK_N), 0)")
+        put("next_begin = inner_end")
 
-    def work_is_rows(self) -> bool:
-        """Whether the owners are the rows that edges are numbered by."""
-        return (self.work.owner == "dst") != self.p.reverse
+    # The loops.
 
-    # The loop.
+    def again(self) -> None:
+        """Sums of products in which a weight of 0 may have met inf or nan: each visited again if it is not a number.
 
-    def loop(self, masked: bool) -> None:
-        if masked and self.span in ("band", "rows1", "rows2"):
+        One at a time, which takes fewer registers than the loops above.
+        """
+        for k, f in enumerate(self.work.folds):
+            if f.field is not None:
+                self.put(1, f"if poisoned(sum{k}):")
+                self.start(2, k)
+                self.loop("careful", k)
+
+    def loop(self, how: str, only: int | None = None) -> None:
+        """how: masked tiles, full tiles, or all of them again, careful; only: of one fold."""
+        depth = 2 if how == "careful" else 1
+        if how == "full":
+            comment = "# tiles of edges only"
+            self.put(depth, f"{'for at in tl.range(inner_begin, inner_end, BLOCK_N):':<72}{comment}")
+        elif how == "masked":
             comment = "# tiles that hold pairs which are no edges"
-            self.put(1, f"{'for step in tl.range(0, all_steps, num_stages=1):':<72}{comment}")
-            second = (
-                "begin2 + (step - steps) * BLOCK_N" if self.span == "rows2" else "inner_end + (step - steps) * BLOCK_N"
-            )
-            self.put(2, f"at = tl.where(step < steps, begin + step * BLOCK_N, {second})")
-        else:
-            low, high = ("begin", "end") if masked else ("inner_begin", "inner_end")
+            self.put(depth, f"{'for step in tl.range(0, all_steps, num_stages=MASKED):':<72}{comment}")
             self.put(
-                1,
-                f"for at in tl.range({low}, {high}, BLOCK_N{', num_stages=1' if masked else ''}):"
-                + ("" if masked else "                       # tiles of edges only"),
+                depth + 1,
+                "at = tl.where(step < steps, begin + step * BLOCK_N, next_begin + (step - steps) * BLOCK_N)",
             )
-        self.put(2, "other = at + tl.arange(0, BLOCK_N)")
+        else:
+            two = self.span == "rows2"
+            count = f"tl.cdiv(tl.maximum(end - begin, 0), {CAREFUL})"
+            more = f" + tl.cdiv(tl.maximum(end2 - begin2, 0), {CAREFUL})" if two else ""
+            if two:
+                self.put(depth, f"steps = {count}")
+            self.put(depth, f"for step in tl.range(0, {count}{more}, num_stages=1):")
+            at = f"begin + step * {CAREFUL}"
+            if two:
+                at = f"tl.where(step < steps, {at}, begin2 + (step - steps) * {CAREFUL})"
+            self.put(depth + 1, f"at = {at}")
+        self.depth = depth + 1
+        self.how, self.block = how, str(CAREFUL) if how == "careful" else "BLOCK_N"
+        self.tile(only)
+
+    def tile(self, only: int | None) -> None:
+        put = lambda text: self.put(self.depth, text)
+        masked = self.how != "full"
+        values = self.edges = Values(self.axes, put, self.short, self.nodes)
+        put(f"other = at + tl.arange(0, {self.block})")
         for x in self.work.inputs:
-            if x.place not in (self.work.owner, "shared", "edge"):
-                self.put(2, self.load(x, self.names[x.ref, x.vector is not None], "other", "num_other"))
+            if x.side == "far" and x.mode in ("number", "vector"):
+                self.load_far(x)
         if masked:
             self.mask()
         if self.numbers:
             self.number()
         for x in self.work.inputs:
-            if x.place == "edge":
-                n = self.names[x.ref, False]
-                live = "live" if masked else "(own < num_own)[:, None] & (other < num_other)[None, :]"
-                self.put(2, f"{n}_v = tl.load({n} + number * {n}_row, mask={live}, other=0)")
-        self.body: dict[str, str] = {}
-        for line in self.work.lines:
-            self.line(line)
+            if x.side == "edge" and x.mode == "number":
+                n = self.names[x.ref, x.mode]
+                put(f"{n}_v = tl.load({self.edge_row(x)}, mask={self.live()}, other=0)")
+                wide = compute_dtype(x.dtype)
+                values.known[x.ref] = Value(f"{n}_v" if wide == x.dtype else f"{n}_v.to({TRITON[wide]})", "mn", wide)
+        done: set[str] = set()
         for k, f in enumerate(self.work.folds):
-            self.fold(k, f, masked)
+            for ref in f.lines if only in (None, k) else ():
+                if ref not in done:
+                    done.add(ref)
+                    self.line(self.p.definitions[ref])
+            if only in (None, k):
+                self.fold(k, f)
+        if self.how != "careful":
+            for ref in self.work.for_edge_outputs:
+                if ref not in done:
+                    done.add(ref)
+                    self.line(self.p.definitions[ref])
+            for k, o in enumerate(self.work.edge_outputs):
+                self.store_edge(k, o)
+
+    def store_edge(self, k: int, o: Output) -> None:
+        more = ""
+        for j, a in enumerate(self.work.axes):
+            if a in o.dims:
+                more += f" + (h{j} * edge{k}_h{j})" + ("[:, None]" if a == self.work.packed else "")
+        dtype = "f32" if self.p.types[o.ref].floating else ""
+        live = f"{self.live()} & (other < num_other)[None, :]" if self.how == "full" else "live"
+        self.put(self.depth, f"tl.store(edge{k} + number * edge{k}_row{more}, {self.pair(o.ref, dtype)}, mask={live})")
+
+    def load_far(self, x: Input) -> None:
+        n, masked = self.names[x.ref, x.mode], self.how != "full"
+        if x.mode == "vector":
+            d = self.width(x.vector)
+            text = (
+                f"load_rows({n}, other, 0, {n}_row, {n}_d, {'other < num_other' if masked else 'None'}, {d}, BLOCK_{d})"
+            )
+            self.put(self.depth, f"{n}_v = {text}  # [others, {d}]")
+            return
+        wide = compute_dtype(x.dtype)
+        cast = f".to({TRITON[wide]})" if wide != x.dtype else ""
+        live = "other < num_other" if masked else "None"
+        self.put(self.depth, f"{n}_v = load_numbers({n}, other, 0, {n}_row, {live}){cast}")
+        self.edges.known[x.ref] = Value(f"{n}_v", "n", wide)
 
     def mask(self) -> None:
-        bounds = "(own < num_own)[:, None] & (other < num_other)[None, :]"
-        if self.span == "band":
-            self.put(2, "apart = other[None, :] - own[:, None]")
-            self.put(2, f"live = (apart >= low) & (apart <= high) & {bounds}")
-        elif self.span == "rows1":
-            self.put(
-                2, f"live = (other[None, :] >= row_start[:, None]) & (other[None, :] < row_stop[:, None]) & {bounds}"
-            )
-        elif self.span == "rows2":
-            self.put(2, "span_start = tl.where(step < steps, row_start, row_start2)")
-            self.put(2, "span_stop = tl.where(step < steps, row_stop, row_stop2)")
-            self.put(
-                2, f"live = (other[None, :] >= span_start[:, None]) & (other[None, :] < span_stop[:, None]) & {bounds}"
-            )
+        put = lambda text: self.put(self.depth, text)
+        if self.span == "rows2":
+            put("span_start = tl.where(step < steps, row_start, row_start2)")
+            put("span_stop = tl.where(step < steps, row_stop, row_stop2)")
+            put("live = (other[None, :] >= span_start[:, None]) & (other[None, :] < span_stop[:, None])")
+        elif self.span[:4] != "cols":
+            put("live = (other[None, :] >= row_start[:, None]) & (other[None, :] < row_stop[:, None])")
         else:
             inside = []
-            for k in ("", "2") if self.span == "cols2" else ("",):
-                self.put(2, f"other_start{k} = tl.load(start{k} + other, mask=other < num_other, other=0)")
-                self.put(2, f"other_stop{k} = tl.load(stop{k} + other, mask=other < num_other, other=0)")
+            for k in ("", "2")[: int(self.span[4])]:
+                put(f"other_start{k} = tl.load(start{k} + other, mask=other < num_other, other=0)")
+                put(f"other_stop{k} = tl.load(stop{k} + other, mask=other < num_other, other=0)")
                 inside.append(f"(own[:, None] >= other_start{k}[None, :]) & (own[:, None] < other_stop{k}[None, :])")
-            self.put(2, f"live = ({' | '.join(inside)}) & {bounds}")
+            put(f"live = ({' | '.join(f'({x})' for x in inside)}) & live_own[:, None]")
 
     def number(self) -> None:
         """first + rank of the source among its row's sources."""
-        rows = self.work_is_rows()
-        row, col = ("own[:, None]", "other[None, :]") if rows else ("other[None, :]", "own[:, None]")
-        first = "own_number[:, None]" if rows else "tl.load(first + other, mask=other < num_other, other=0)[None, :]"
-        if self.span == "band":
-            low = "low" if rows else "-high"
-            self.put(2, f"number = {first} + {col}.to(tl.int64) - tl.maximum({row}.to(tl.int64) + {low}, 0)")
-            return
-        which = "row" if rows else "other"
-        side = "[:, None]" if rows else "[None, :]"
-        self.put(2, f"number = {first} + {col}.to(tl.int64) - {which}_start{side}")
+        rows = self.owners_are_rows()
+        col, side = ("other[None, :]", "[:, None]") if rows else ("own[:, None]", "[None, :]")
+        first = f"load_numbers(first, {'own, 0, 1, live_own' if rows else 'other, 0, 1, other < num_other'}){side}"
+        which = "row_start" if rows else "other_start"
+        if not rows and self.span in ("band", "blocks"):
+            low = "own_low" if self.span == "blocks" else "0"
+            self.put(self.depth, f"other_start = tl.maximum(other - high, {low})")
+        text = f"{first} + ({col} - {which}{side})"
+        self.put(self.depth, f"number = {text}")
         if self.span in ("rows2", "cols2"):
-            start2, before = f"{which}_start2{side}", f"({which}_stop - {which}_start){side}"
-            later = f"{first} + {col}.to(tl.int64) - {start2} + {before}"
-            self.put(2, f"number = tl.where({col} >= {start2}, {later}, number)")
+            end = "row_stop" if rows else "other_stop"
+            later = f"{first} + ({col} - {which}2{side} + ({end} - {which}){side})"
+            self.put(self.depth, f"number = tl.where({col} >= {which}2{side}, {later}, number)")
 
-    # Values.
+    def edge_row(self, x: Input) -> str:
+        n = self.names[x.ref, x.mode]
+        return f"{n} + number * {n}_row"
 
-    def scalar(self, ref: str, dtype: str | None = None) -> str:
-        """A value as [owners, others], or something that broadcasts to it."""
-        literal = literal_text(ref)
-        if ref not in self.p.types:
-            assert literal is not None
-            return literal
-        t = self.p.types[ref]
-        if ref in self.body:
-            text = self.body[ref]
-        else:
-            n = self.names[ref, False] + "_v"
-            text = (
-                n
-                if t.place in ("shared", "edge")
-                else f"{n}[:, None]"
-                if t.place == self.work.owner
-                else f"{n}[None, :]"
-            )
-        have = "f32" if t.weak else compute_dtype(t.dtype)
-        stored = ref not in self.body and (t.dtype in ("f16", "bf16") or t.weak)
-        return f"{text}.to({_TRITON[dtype or have]})" if stored or (dtype is not None and dtype != have) else text
+    # Edge values.
 
     def line(self, line: Line) -> None:
-        out, name = line.outs[0], "v" + line.outs[0][1:]
+        out = line.outs[0]
         if out in self.work.inners:
-            src, dst = self.work.inners[out]
-            own, other = (dst, src) if self.work.owner == "dst" else (src, dst)
-            wide = "" if own.dtype == other.dtype else ".to(tl.float32)"
-            a, b = (self.names[x.ref, True] + "_v" + wide for x in (own, other))
-            self.put(
-                2, f"{name} = tl.dot({a}, tl.trans({b}), input_precision=PRECISION)   # {line.op} {' '.join(line.args)}"
-            )
-        elif line.op == "sum":
-            a, b = (self.scalar(x, "f32") for x in self.p.definitions[line.args[0]].args)
-            self.put(2, f"{name} = ({a}) * ({b})  # {line.op} {' '.join(line.args)}")
-        elif line.op in ("unsqueeze", "squeeze", "spread"):
-            self.body[out] = self.scalar(line.args[0])
-            return
-        elif line.op == "to":
-            self.body[out] = self.scalar(line.args[0], line.attrs[0])
-            return
+            self.inner(line)
+        elif out in self.work.loops:
+            self.feature_loop(line)
         elif line.op == "number":
-            self.body[out] = "number"
-            return
-        elif line.op == "zeros_like":
-            self.body[out] = "0.0"
-            return
+            self.edges.known[out] = Value("number", "mn", "i64")
+        elif line.op == "arange":
+            self.arange(line)
+        elif line.op == "gather":
+            self.gather(line)
+        elif line.op == "rand":
+            self.rand(line)
         else:
-            self.put(2, f"{name} = {self.elementwise(line)}   # {line.op} {' '.join(line.args)}")
-        self.body[out] = name
+            self.edges.line(line)
 
-    def elementwise(self, line: Line) -> str:
-        t = self.p.types[line.outs[0]]
-        types = tuple(
-            [self.p.types.get(a) or Type("shared", "i64" if literal_is_int(a) else "f64", (), True) for a in line.args]
-        )
-        dtype = promote(types)[0] if t.dtype == "bool" and line.op not in ("and", "or", "xor", "not") else t.dtype
-        dtype = "f32" if dtype in ("f64", "f16", "bf16") else dtype
-        args = [
-            self.scalar(a, dtype if a in self.p.types and not (line.op == "where" and k == 0) else None)
-            for k, a in enumerate(line.args)
-        ]
-        return PRIMITIVES[line.op].triton.format(
-            *[a if a.isidentifier() or literal_text(a) else f"({a})" for a in args]
-        )
-
-    # Folds.
-
-    def fold(self, k: int, f: Fold, masked: bool) -> None:
-        name = f.line.attrs[1]
-        if name == "softmax":
-            self.softmax(k, f, masked)
-        elif name == "count":
-            live = "live" if masked else "tl.full([BLOCK_M, BLOCK_N], 1, tl.int64)"
-            self.put(2, f"sum{k} += tl.sum(({live}).to(tl.int64), 1)")
-        elif f.field is not None:
-            weight = self.scalar(f.weight, "f32") if f.weight is not None else "1.0"
-            self.put(2, f"weight{k} = tl.zeros([BLOCK_M, BLOCK_N], tl.float32) + {weight}")
-            self.add(k, f, f"weight{k}", masked)
+    def inner(self, line: Line) -> None:
+        src, dst = self.work.inners[line.outs[0]]
+        own, far = (dst, src) if self.work.owner == "dst" else (src, dst)
+        x = f"{self.names[far, 'vector']}_v"
+        kept = self.nodes.value(self.wide(own))
+        far_dtype, own_dtype = self.p.types[far].dtype, self.p.types[own].dtype
+        a = kept.text
+        if far_dtype == own_dtype:
+            a += "" if kept.dtype == own_dtype else f".to({x}.dtype)"
         else:
-            dtype = "i64" if self.is_integer(f) else "f32"
-            zero = f"tl.zeros([BLOCK_M, BLOCK_N], {_TRITON[dtype]})"
-            arg = f.line.args[0]
-            if arg in self.p.definitions and arg not in self.body and arg not in [i.ref for i in self.work.inputs]:
-                a, b = self.p.definitions[arg].args
-                value = f"{self.scalar(a, dtype)} * {self.scalar(b, dtype)}"
-            else:
-                value = self.scalar(arg, dtype)
-            self.put(2, f"each{k} = {zero} + {value}")
-            self.put(2, f"sum{k} += tl.sum({f'tl.where(live, each{k}, 0)' if masked else f'each{k}'}, 1)")
+            a, x = f"{a}.to(tl.float32)", f"{x}.to(tl.float32)"
+        text = f"tl.dot({a}, tl.trans({x}), input_precision=PRECISION)"
+        self.edges.set(line.outs[0], text, "mn", "f32", line)
 
-    def add(self, k: int, f: Fold, weight: str, masked: bool) -> None:
-        field = f.field
-        assert field is not None
-        n = self.names[field.ref, True]
-        d = self.width(field.vector)
-        if masked:
-            where, rows = f"tl.where(live, {weight}, 0.0), live", f"{n}_v, {n}, at, {n}_row, {n}_d, num_other"
-            self.put(2, f"sum{k} += weighted({where}, {rows}, {d}, BLOCK_{d}, PRECISION)")
+    def feature_loop(self, line: Line) -> None:
+        """A sum over features that is no inner product: one feature at a time."""
+        axis, inside = self.work.loops[line.outs[0]]
+        name, at = self.edges.name(line.outs[0]), self.columns.index(axis)
+        kept, depth = self.edges, self.depth
+        self.put(depth, f"{name} = tl.zeros([BLOCK_M, {self.block}], tl.float32)  # sum over features, one at a time")
+        self.put(depth, f"for c in tl.range(0, C{at}, num_stages=1):")
+        self.depth = depth + 1
+        self.edges = Values(self.axes, lambda text: self.put(depth + 1, text), self.short, kept, "c")
+        read = {self.axes.same(a) for ref in inside for a in self.p.definitions[ref].args}
+        read.add(self.axes.same(line.args[0]))
+        for x in self.work.inputs:
+            if x.mode == "column" and x.vector == axis and x.ref in read:
+                self.load_column(x)
+        for ref in inside:
+            self.line(self.p.definitions[ref])
+        self.put(depth + 1, f"{name} += {self.edges.text(line.args[0], 'f32', 'mn')}")
+        self.edges, self.depth = kept, depth
+        self.edges.known[line.outs[0]] = Value(name, "mn", "f32")
+
+    def load_column(self, x: Input) -> None:
+        n, wide = self.names[x.ref, x.mode], compute_dtype(x.dtype)
+        packed = self.work.packed
+        more = f"h{self.work.axes.index(packed)} * {n}_h{self.work.axes.index(packed)}" if packed in x.heads else "0"
+        cast = f".to({TRITON[wide]})"
+        at = f"{n} + c * {n}_d"
+        if x.side == "shared":
+            text, shape = f"tl.load({at}{' + ' + more if more != '0' else ''}){cast}", "m" if more != "0" else ""
+        elif x.side == "own":
+            text, shape = f"load_numbers({at}, own, {more}, {n}_row, live_own){cast}", "m"
+        elif x.side == "far":
+            text, shape = f"load_numbers({at}, other, 0, {n}_row, other < num_other){cast}", "n"
         else:
-            self.put(2, f"sum{k} += tl.dot({weight}.to({n}_v.dtype), {n}_v, input_precision=PRECISION)")
+            text, shape = f"tl.load({self.edge_row(x)} + c * {n}_d, mask={self.live()}, other=0){cast}", "mn"
+        self.put(self.depth, f"{n}_c = {text}")
+        self.edges.known[x.ref] = Value(f"{n}_c", shape, wide)
 
-    def softmax(self, k: int, f: Fold, masked: bool) -> None:
-        score, value = f.line.args
-        self.put(2, f"score{k} = tl.zeros([BLOCK_M, BLOCK_N], tl.float32) + {self.scalar(score, 'f32')}")
-        if masked:
-            self.put(2, f"score{k} = tl.where(live, score{k}, float('-inf'))")
-        self.put(2, f"higher{k} = tl.maximum(peak{k}, tl.max(score{k}, 1))")
-        self.put(2, f"safe{k} = tl.where(higher{k} == float('-inf'), 0.0, higher{k})")
-        # the difference is taken before the change to base 2, which then rounds once
-        self.put(2, f"weight{k} = tl.exp2((score{k} - safe{k}[:, None]) * 1.4426950408889634)")
-        self.put(2, f"keep{k} = tl.exp2((peak{k} - safe{k}) * 1.4426950408889634)")
-        self.put(2, f"peak{k} = higher{k}")
-        self.put(2, f"total{k} = total{k} * keep{k} + tl.sum(weight{k}, 1)")
-        if f.field is not None:
-            self.put(2, f"sum{k} = sum{k} * keep{k}[:, None]")
-            self.add(k, f, f"weight{k}", masked)
-        else:
-            each = f"weight{k} * ({self.scalar(value, 'f32')})"
-            self.put(2, f"sum{k} = sum{k} * keep{k} + tl.sum({f'tl.where(live, {each}, 0.0)' if masked else each}, 1)")
+    def arange(self, line: Line) -> None:
+        axis = self.axes.of(line.outs[0])
+        k = self.work.axes.index(axis[0]) if axis else None
+        text = "0" if k is None else f"h{k}"
+        packed = k is not None and axis[0] == self.work.packed
+        self.edges.known[line.outs[0]] = Value(text, "m" if packed else "", "i64" if k is not None else "")
 
-    def epilogue(self) -> None:
-        for k, f in enumerate(self.work.folds):
-            if f.line.attrs[1] == "softmax":
-                self.put(1, f"none{k} = total{k} == 0")
-                side = "[:, None]" if f.field is not None else ""
-                self.put(1, f"sum{k} = tl.where(none{k}{side}, 0.0, sum{k} / tl.where(none{k}, 1.0, total{k}){side})")
-                self.put(
-                    1, f"lse{k} = tl.where(none{k}, float('-inf'), peak{k} + tl.log(tl.where(none{k}, 1.0, total{k})))"
-                )
-        number = 0
-        for k, f in enumerate(self.work.folds):
-            for j, _ in enumerate(f.line.outs):
-                self.store(number, f"sum{k}" if j == 0 else f"lse{k}")
-                number += 1
+    def gather(self, line: Line) -> None:
+        table, i = line.args
+        x = next(x for x in self.work.inputs if x.ref == self.axes.same(table) and x.mode == "table")
+        n, packed = self.names[x.ref, "table"], self.work.packed
+        wide = compute_dtype(x.dtype)
+        k = self.work.axes.index(packed) if packed in x.dims[1:] else None
+        more = f"(h{k} * {n}_h{k})[:, None]" if k is not None else "0"
+        text = f"gathered({n}, {self.edges.text(i, 'i64', 'mn')}, {n}_row, {n}_count, {more}).to({TRITON[wide]})"
+        shape = self.edges.value(i).shape
+        self.edges.set(line.outs[0], text, shape if k is None or shape == "mn" else "mn", wide, line)
 
-    def store(self, k: int, value: str) -> None:
-        _, axes, vector = self.outputs[k]
-        heads = "".join([f" + h{a} * out{k}_h{a}" for a in range(len(self.work.axes))])
-        rows = f"out{k} + own.to(tl.int64) * out{k}_row{heads}"
-        if vector is None:
-            self.put(1, f"tl.store({rows}, {value}, mask=own < num_own)")
-            return
-        d = self.width(vector)
-        self.put(1, f"d{k} = tl.arange(0, BLOCK_{d})")
-        mask = f"(own < num_own)[:, None] & (d{k} < {d})[None, :]"
-        self.put(1, f"tl.store(({rows})[:, None] + d{k}[None, :], {value}, mask={mask})")
-
-
-def literal_is_int(word: str) -> bool:
-    text = literal_text(word)
-    return text is not None and text.lstrip("-").isdigit()
+    def rand(self, line: Line) -> None:
+        dims = self.axes.dims(line.args[1])
+        feature = "0"
+        for a in dims:
+            if a != 1:
+                k = self.work.axes.index(a)
+                side = "[:, None]" if a == self.work.packed else ""
+                feature = f"({feature}) * H{k} + h{k}{side}"
+        text = f"uniform({self.edges.text(line.args[0], 'i64')}, number, {feature})"
+        self.edges.set(line.outs[0], text, "mn", "f32", line)

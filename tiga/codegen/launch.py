@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import linecache
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tiga import passes, relations
-from tiga.codegen.emit_tiles import Emitter, Source
-from tiga.codegen.plan import Plan, plans
-from tiga.codegen.tiles import Pass, Refused
+from tiga import passes
+from tiga.codegen.emit_nodes import Parameter, RowEmitter, Source, states
+from tiga.codegen.emit_tiles import Emitter
+from tiga.codegen.plan import MERGE, Plan, plans
+from tiga.codegen.tiles import Axes, Refused, Work
 from tiga.program import Program, evaluate_size
 
+# the tensors of a block-diagonal relation by what a kernel calls them; None: made for it
+BLOCKS = {"own_bounds": 0, "other_bounds": 1, "block_low": 2, "block_high": 3, "prefix": None}
+COUNT = Source(
+    "from tiga.codegen.device import count_tiles as propagate\n",
+    tuple([Parameter(x, x) for x in ("own_bounds", "prefix", "num_blocks", "num_own", "unit", "BLOCK_M", "BLOCK")]),
+    (),
+)
 WIDEST = 512  # of a vector that a tile holds whole
+GROUP = 32 << 20  # bytes of the other end's fields that heads visited at a time may have: what a cache keeps
+_MOST_RECORDS = 4096
 
 
 @functools.lru_cache(4096)
@@ -31,81 +42,357 @@ def load(text: str) -> Any:
     return scope["propagate"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Prepared:
-    """A pass with its source: what a program needs, whatever the sizes."""
+    """A work with its sources: what a program needs, whatever the sizes."""
 
-    work: Pass
-    source: Source
+    axes: Axes
+    work: Work
     span: str
 
+    def source(self, stage: str = "whole", loose: bool = False) -> Source:
+        return _source(self, stage, loose)
 
-def prepare(p: Program, work: Pass, reads_number: bool) -> Prepared:
-    rows = (work.owner == "dst") != p.reverse
-    if p.kind in ("dense", "triangular", "window"):
-        span = "band"
-    else:
-        double = p.kind == "intervals" and p.relation_tensors == 4
-        span = ("rows" if rows else "cols") + ("2" if double else "1")
+
+@functools.lru_cache(4096)
+def _source(ready: Prepared, stage: str, loose: bool) -> Source:
     passes.ran("emit-tiles")
-    return Prepared(work, Emitter(p, work, span, reads_number).source(), span)
+    emitter = RowEmitter if ready.span == "nodes" else Emitter
+    return emitter(ready.axes, ready.work, ready.span, stage, loose).source()
 
 
-def launch(
-    p: Program,
-    ready: Prepared,
-    fields: dict[str, Tensor],
-    results: dict[str, Tensor],
-    shapes: tuple,
-    ints: tuple,
-    relation: tuple,
-    spans: Any,
-) -> None:
-    """Run one pass: fields are the tensors its inputs name, results the tensors it fills."""
-    work, source = ready.work, ready.source
-    sizes = [evaluate_size(a, shapes, p.operands) if isinstance(a, tuple) else a for a in work.axes]
-    device = next(iter(fields.values())).device
-    num_dst, num_src = (ints[1], ints[0]) if p.reverse else (ints[0], ints[1])
-    own, other = (num_dst, num_src) if work.owner == "dst" else (num_src, num_dst)
-    heads = 1
-    for s in sizes:
-        heads *= s
-    if own == 0 or heads == 0:
-        return
-    args: list[Any] = []
-    for x in source.inputs:
-        t = fields[x.ref]
-        features = t.stride()[(0 if x.place == "shared" else 1) :]
-        args += [t, 0 if x.place == "shared" else t.stride(0)]
-        args += [_stride(a, x.axes, features, t.shape[(0 if x.place == "shared" else 1) :]) for a in work.axes]
-        if x.vector is not None:
-            args.append(features[-1])
-    for ref, axes, _ in source.outputs:
-        t = results[ref]
-        find = [x if not isinstance(x, tuple) else spans.find(x) for x in axes]
-        args += [t, t.stride(0), *[_stride(a, find, t.stride()[1:], t.shape[1:]) for a in work.axes]]
-    args += [*sizes, own, other, heads]
-    widths = [evaluate_size(v, shapes, p.operands) if isinstance(v, tuple) else v for v in source.vectors]
-    if max(widths, default=0) > WIDEST:
-        raise Refused(f"a vector of {max(widths)}, wider than {WIDEST}")
-    constants: list[int] = []
-    for w in widths:
-        constants += [w, max(16, 1 << (w - 1).bit_length())]
-    itemsize = max([fields[x.ref].element_size() for x in source.inputs if x.vector is not None], default=4)
-    fn = load(source.text)
-    precision = "tf32" if itemsize == 4 and torch.backends.cuda.matmul.allow_tf32 else "ieee"
-    for plan in plans(widths, itemsize, len(work.folds)):
-        spans_args = _relation_args(p, ready, plan, ints, relation, device)
-        values = [*args, *spans_args, *constants, plan.block_m, plan.block_n, precision]
-        if fits(source.text, fn, values, tuple(constants), plan, device):
-            grid = (-(-own // plan.block_m) * heads,)
-            with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-                fn[grid](*values, num_warps=plan.warps, num_stages=plan.stages)
-            return
-    raise Refused(f"no plan fits vectors of {' and '.join(map(str, widths))} on this device")
+def span_of(p: Program, work: Work) -> str:
+    if not work.folds and not work.edge_outputs:
+        return "nodes"
+    if p.kind in ("dense", "triangular", "window"):
+        return "band"
+    if p.kind == "blocks":
+        return "blocks"
+    rows = (work.owner == "dst") != p.reverse
+    return ("rows" if rows else "cols") + ("2" if p.relation_tensors == 4 else "1")
 
 
-_fitting: dict[tuple, bool] = {}
+class Call:
+    """One call of a program: what its kernels read and fill. `key`: all that decides launches, but addresses."""
+
+    def __init__(
+        self,
+        p: Program,
+        tensors: Any,
+        ints: tuple,
+        scalars: Any,
+        outputs: list[Tensor],
+    ) -> None:
+        self.p, self.ints, self.outputs = p, ints, outputs
+        self.tensors: dict[str, Tensor] = {o.ref: t for o, t in zip(p.operands, tensors)}
+        self.relation = tuple(tensors[len(p.operands) :])
+        self.tensors.update({f"relation{k}": t for k, t in enumerate(self.relation)})
+        self.scalars = dict(zip(p.scalars, scalars))
+        self.device = tensors[0].device
+        self.num_dst, self.num_src = (ints[1], ints[0]) if p.reverse else (ints[0], ints[1])
+        shapes = tuple([t.shape for t in tensors])
+        kinds = tuple([(t.stride(), t.dtype, t.data_ptr() & 15) for t in tensors])
+        self.key = (shapes, kinds, ints, self.device, torch.backends.cuda.matmul.allow_tf32)
+
+    @functools.cached_property
+    def shapes(self) -> tuple:
+        return self.key[0]
+
+    def size(self, size: Any) -> int:
+        return evaluate_size(size, self.shapes, self.p.operands)
+
+    def rows(self, place: str) -> int:
+        return self.num_dst if place == "dst" else self.num_src
+
+
+@dataclass(frozen=True)
+class Record:
+    """A launch as it was prepared: all arguments but those that change from call to call."""
+
+    run: Callable[..., Any]
+    arguments: tuple
+    tensors: tuple[tuple[int, str], ...]  # (position, name)
+    scalars: tuple[tuple[int, str], ...]
+    outputs: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The launches of one work: the kernel, or parts of the sources and their merge. states: shapes and dtypes."""
+
+    records: tuple[Record, ...]
+    states: tuple[tuple[str, tuple, torch.dtype], ...]
+
+
+def launch(ready: Prepared, call: Call, spans: Callable[[Prepared, Call, int], dict[str, Any]]) -> None:
+    """Run one work: fill its results; `spans` gives what a kernel is told of the relation, for tiles of BLOCK_M."""
+    known = _records.setdefault(ready, {})
+    steps = known.get(call.key)
+    if steps is None:
+        if len(known) >= _MOST_RECORDS:
+            known.clear()
+        steps = known[call.key] = _Launch(ready, call, spans).steps()
+    for name, shape, dtype in steps.states:
+        call.tensors[name] = torch.empty(shape, dtype=dtype, device=call.device)
+    told: dict[str, Any] = {}
+    for record in steps.records:
+        _run(record, ready, call, spans, told)
+
+
+_records: dict[Prepared, dict] = {}
+
+
+def _run(record: Record, ready: Prepared, call: Call, spans: Any, told: dict[str, Any]) -> None:
+    arguments = list(record.arguments)
+    for at, name in record.tensors:
+        if name[0] == "&":
+            if name not in told:
+                told.update(spans(ready, call, arguments[at]))
+            arguments[at] = told[name]
+        else:
+            arguments[at] = call.tensors[name]
+    for at, name in record.scalars:
+        arguments[at] = call.scalars[name]
+    for at, k in record.outputs:
+        arguments[at] = call.outputs[k]
+    record.run(*arguments)
+
+
+class _Launch:
+    """Prepares the launches of one work for sizes and strides not seen before."""
+
+    def __init__(self, ready: Prepared, call: Call, spans: Any) -> None:
+        self.ready, self.call, self.spans, self.work = ready, call, spans, ready.work
+        work = ready.work
+        self.sizes = {a: call.size(a) for a in work.axes}
+        self.unit = self.sizes[work.packed] if work.packed is not None else 1
+        self.own = call.rows(work.owner)
+        self.other = call.rows("src" if work.owner == "dst" else "dst") if ready.span != "nodes" else 0
+        self.heads = 1
+        for a, n in self.sizes.items():
+            self.heads *= n if a != work.packed else 1
+        self.items = self.own * self.unit
+        self.states: dict[str, tuple] = {}
+
+    def steps(self) -> Steps:
+        if self.items == 0 or self.heads == 0:
+            return Steps((), ())
+        source = self.ready.source()
+        widths = [self.call.size(v) for v in source.vectors]
+        if max(widths, default=0) > WIDEST:
+            raise Refused(f"a vector of {max(widths)}, wider than {WIDEST}")
+        padded = {v: max(16, 1 << (w - 1).bit_length()) for v, w in zip(source.vectors, widths)}
+        vectors = [x for x in self.work.inputs if x.mode == "vector"]
+        itemsize = max([self.call.tensors[x.ref].element_size() for x in vectors], default=4)
+        sums = sum([f.field is not None for f in self.work.folds])
+        self.precision = precision(itemsize, self.call.device)
+        self.loose = any([self.rows_side_by_side(x) for x in vectors])
+        self.padded = padded
+        best: tuple[int, Steps] | None = None
+        for plan in plans(max(padded.values(), default=16), itemsize, max(sums, 1), self.items):
+            found = self.with_plan(plan)
+            if found is not None and (best is None or found[0] < best[0]):
+                best = found
+            if best is not None and best[0] == 0:
+                break
+        if best is None:
+            raise Refused(f"no plan fits vectors of {' and '.join(map(str, widths))} on this device")
+        return best[1]
+
+    def rows_side_by_side(self, x: Any) -> bool:
+        """Whether a vector's features lie apart and its rows do not: read as vectors of rows these came out wrong."""
+        t = self.call.tensors[x.ref]
+        return x.side != "shared" and t.stride(0) == 1 and stride(t, x.dims, x.vector, True) > 1
+
+    def with_plan(self, plan: Plan) -> tuple[int, Steps] | None:
+        """(registers spilled, launches) with one plan; None where it does not fit."""
+        self.plan, self.splits = plan, 1
+        self.splits = self.parts()
+        stages = ("part", "merge") if self.splits > 1 else ("whole",)
+        if self.ready.span == "blocks":
+            stages = ("count", *stages)
+        self.states.clear()
+        records, spilled = [], 0
+        for stage in stages:
+            self.plan = MERGE if stage == "merge" else plan
+            found = self.record(stage)
+            if found is None:
+                return None
+            spilled += found[0]
+            records.append(found[1])
+        return spilled, Steps(tuple(records), tuple([(n, *x) for n, x in self.states.items()]))
+
+    def tiles(self) -> int:
+        """Tiles of owners; of blocks at most so many."""
+        tiles = -(-self.items // self.plan.block_m)
+        return tiles + self.blocks() + 2 if self.ready.span == "blocks" else tiles
+
+    def blocks(self) -> int:
+        return self.call.relation[2].shape[0] if self.ready.span == "blocks" else 0
+
+    def block_tensor(self, kind: str) -> str:
+        """The name of a tensor of a block-diagonal relation: bounds of owners and others as this work sees them."""
+        p = self.call.p
+        rows = (self.work.owner == "dst") != p.reverse
+        number = BLOCKS[kind]
+        return "prefix" if number is None else f"relation{number if rows or number > 1 else 1 - number}"
+
+    def parts(self) -> int:
+        """Into how many parts the sources are split: where few programs would leave most of the chip idle."""
+        if self.work.tables or self.ready.span not in ("band", "rows1") or self.other < 4 * self.plan.block_n:
+            return 1
+        programs = self.tiles() * self.heads
+        wanted = 2 * multiprocessors(self.call.device) // programs
+        return max(1, min(wanted, self.other // (2 * self.plan.block_n)))
+
+    def record(self, stage: str) -> tuple[int, Record] | None:
+        """(registers spilled, launch) of one kernel; None where the plan does not fit."""
+        source = self.ready.source(stage, self.loose) if stage != "count" else COUNT
+        values, tensors, scalars, outputs = [], [], [], []
+        made: dict[str, Any] = {}
+        if stage not in ("merge", "count") and self.ready.span != "nodes":
+            made = self.spans(self.ready, self.call, self.plan.block_m)
+        for at, q in enumerate(source.parameters):
+            value = self.value(q.kind, q.of, made)
+            if q.kind == "tensor":
+                tensors.append((at, q.of[0]))
+            elif q.kind == "state":
+                tensors.append((at, f"state{q.of[0]}_{q.of[1]}"))
+            elif q.kind == "table":
+                tensors.append((at, "table " + self.work.tables[q.of[0]].ref))
+            elif q.kind in BLOCKS:
+                tensors.append((at, self.block_tensor(q.kind)))
+            elif q.kind == "scalar":
+                scalars.append((at, q.of[0]))
+            elif q.kind == "output":
+                o = self.output(q.of)
+                if o.result is None:
+                    tensors.append((at, o.ref))
+                else:
+                    outputs.append((at, o.result))
+            elif isinstance(value, Tensor):
+                tensors.append((at, "&" + q.kind + str(self.plan.block_m)))
+            values.append(value)
+        grid = ((self.tiles() if stage != "merge" else -(-self.items // self.plan.block_m)) * self.heads,)
+        grid = (1,) if stage == "count" else (grid[0] * self.splits,) if stage == "part" else grid
+        found = runner(source.text, values, self.plan, grid, self.call.device)
+        if found is None:
+            return None
+        run, spilled = found
+        for at, name in tensors:
+            values[at] = self.plan.block_m if name[0] == "&" else None
+        for at, _ in outputs:
+            values[at] = None
+        return spilled, Record(run, tuple(values), tuple(tensors), tuple(scalars), tuple(outputs))
+
+    def value(self, kind: str, of: tuple, made: dict) -> Any:
+        call = self.call
+        if kind == "tensor":
+            return call.tensors[of[0]]
+        if kind == "scalar":
+            return call.scalars[of[0]]
+        if kind in ("row", "count"):
+            t = call.tensors[of[0]]
+            return t.stride(0) if kind == "row" else t.shape[0]
+        if kind == "stride":
+            ref, x, axis = of
+            t = call.tensors[ref]
+            return stride(t, x.dims, axis, x.side != "shared")
+        if kind in ("output", "output row", "output stride"):
+            o = self.output(of)
+            t = call.outputs[o.result] if o.result is not None else call.tensors[o.ref]
+            if kind == "output":
+                return t
+            return t.stride(0) if kind == "output row" else stride(t, o.dims, of[2], True)
+        if kind == "state":
+            return self.state(*of)
+        if kind[:5] == "table":
+            return self.table(kind, *of)
+        if kind in BLOCKS:
+            name = self.block_tensor(kind)
+            return call.tensors[name] if name in call.tensors else self.made_state(name, self.blocks() + 3, torch.int32)
+        if kind in ("size", "width"):
+            return call.size(of[0])
+        if kind == "block":
+            return self.padded[of[0]]
+        fixed = {
+            "num_own": self.own,
+            "num_other": self.other,
+            "num_heads": self.heads,
+            "num_blocks": self.blocks(),
+            "unit": self.unit,
+            "BLOCK": 1024,
+            "group": self.group(),
+            "splits": self.splits,
+            "BLOCK_M": self.plan.block_m,
+            "BLOCK_N": self.plan.block_n,
+            "MASKED": self.plan.masked,
+            "PRECISION": self.precision,
+        }
+        return fixed[kind] if kind in fixed else made["&" + kind + str(self.plan.block_m)]
+
+    def output(self, of: tuple) -> Any:
+        return (self.work.outputs if of[0] == "node" else self.work.edge_outputs)[of[1]]
+
+    def group(self) -> int:
+        """How many heads are visited at a time."""
+        bytes_of = 0
+        for x in self.work.inputs:
+            if x.side == "far" and x.mode == "vector":
+                bytes_of += self.other * self.padded[x.vector] * self.call.tensors[x.ref].element_size()
+        return max(1, min(self.heads, GROUP // max(bytes_of, 1)))
+
+    def state(self, k: int, j: int) -> Tensor:
+        f = self.work.folds[k]
+        wide = (self.call.size(f.field.vector),) if f.field is not None and j == 0 else ()
+        dtype = torch.int64 if states(self.ready.axes.p, f)[j] == "i64" else torch.float32
+        return self.made_state(f"state{k}_{j}", (self.splits * self.heads * self.items, *wide), dtype)
+
+    def table(self, kind: str, k: int, axis: Any = None) -> Any:
+        """The sums into a table, of each tile of owners apart, contiguous; or a stride of them."""
+        o = self.work.tables[k]
+        sizes = [self.call.size(a) for a in o.dims]
+        if kind == "table":
+            return self.made_state("table " + o.ref, (self.tiles(), *sizes), torch.float32)
+        at = -1 if axis is None else o.dims.index(axis)
+        return math.prod(sizes[at + 1 :])
+
+    def made_state(self, name: str, shape: Any, dtype: torch.dtype) -> Tensor:
+        """Memory between the launches of a work, made at every call."""
+        self.states[name] = (shape, dtype)
+        return torch.empty(shape, dtype=dtype, device=self.call.device)
+
+
+def precision(itemsize: int, device: torch.device) -> str:
+    """How products of 32-bit vectors are made: of three tf32 products each, which keeps float32's digits.
+
+    tf32 where torch's setting allows it; "ieee", one number at a time, where that setting asks for it or the device has
+    no tf32.
+    """
+    if itemsize < 4 or device.type != "cuda":
+        return "ieee"
+    if torch.backends.cuda.matmul.allow_tf32:
+        return "tf32"
+    asked = getattr(torch.backends.cuda.matmul, "fp32_precision", "none")
+    return "tf32x3" if asked != "ieee" and torch.cuda.get_device_capability(device) >= (8, 0) else "ieee"
+
+
+def stride(t: Tensor, dims: tuple, axis: Any, has_rows: bool) -> int:
+    """The stride of a feature dimension; 0 where there is none, or its size is 1."""
+    for a, s, n in zip(dims, t.stride()[int(has_rows) :], t.shape[int(has_rows) :]):
+        if a == axis and n != 1:
+            return s
+    return 0
+
+
+@functools.lru_cache(64)
+def multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
+# Kernels: of a source, a plan and what specialises it.
+
+_made: dict[tuple, Any] = {}
 _compiled: dict[str, Any] = {}
 
 
@@ -115,21 +402,49 @@ def compiled_text(source: str, level: str) -> str:
     return made.asm.get(level, "") if made is not None else ""
 
 
-def fits(text: str, fn: Any, values: list, constants: tuple, plan: Plan, device: Any) -> bool:
-    """Whether a plan neither spills nor outgrows the chip; found before its first launch, so that a plan taken stays.
-
-    Keyed by all that may change the machine code: text, plan, widths and dtypes.
-    """
-    dtypes = tuple([x.dtype for x in values if isinstance(x, Tensor)])
-    key = (text, plan, constants, dtypes, device)
-    if key not in _fitting:
-        _fitting[key] = _compiles(text, fn, values, plan, device)
-    return _fitting[key]
-
-
-def _compiles(text: str, fn: Any, values: list, plan: Plan, device: Any) -> bool:
+def runner(
+    text: str, values: list, plan: Plan, grid: tuple, device: torch.device
+) -> tuple[Callable[..., Any], int] | None:
+    """What launches the kernel with arguments like these, and the registers it spills; None where it does not fit."""
+    fn = load(text)
     if device.type != "cuda":  # Triton's interpreter
-        return True
+        return lambda *arguments: fn[grid](*arguments, num_warps=plan.warps, num_stages=plan.stages), 0
+    made = compiled(text, fn, values, plan, device)
+    if made is None:
+        return None
+    started = made[grid[0], 1, 1]
+    if device.index in (None, torch.cuda.current_device()):
+        return started, made.n_spills
+
+    def elsewhere(*arguments: Any) -> None:
+        with torch.cuda.device(device):
+            started(*arguments)
+
+    return elsewhere, made.n_spills
+
+
+def compiled(text: str, fn: Any, values: list, plan: Plan, device: Any) -> Any:
+    """The compiled kernel; None where it outgrows the chip. Known before its first launch, so that a plan stays.
+
+    Keyed by all that may change the machine code: text, plan, dtypes, constants, and the integers' divisibility.
+    """
+    kinds: list[Any] = []
+    for value, parameter in zip(values, fn.params):
+        if isinstance(value, Tensor):
+            kinds.append((value.dtype, value.data_ptr() % 16 == 0))
+        elif parameter.is_constexpr or isinstance(value, str):
+            kinds.append(value)
+        elif isinstance(value, int) and not parameter.do_not_specialize:
+            kinds.append((value == 1, value % 16 == 0, abs(value) >> 31 != 0))
+        else:
+            kinds.append(isinstance(value, int) and abs(value) >> 31 != 0)
+    key = (text, plan, tuple(kinds), device)
+    if key not in _made:
+        _made[key] = _compile(text, fn, values, plan, device)
+    return _made[key]
+
+
+def _compile(text: str, fn: Any, values: list, plan: Plan, device: Any) -> Any:
     from triton.runtime.errors import OutOfResources
 
     try:
@@ -137,52 +452,13 @@ def _compiles(text: str, fn: Any, values: list, plan: Plan, device: Any) -> bool
             made = fn.warmup(*values, grid=(1,), num_warps=plan.warps, num_stages=plan.stages)
             made._init_handles()  # loads it: only then are spills and shared memory known
     except OutOfResources:
-        return False
-    if made.n_spills and not plan.last:
-        return False
-    _compiled[text] = made
-    return True
+        return None
+    keep(text, made)
+    return made
 
 
-def _stride(axis: Any, axes: Any, strides: Any, shape: Any) -> int:
-    for a, s, n in zip(axes, strides, shape):
-        if a == axis and n != 1:
-            return s
-    return 0
-
-
-def _relation_args(p: Program, ready: Prepared, plan: Plan, ints: tuple, relation: tuple, device: Any) -> list:
-    args: list[Any] = []
-    owners_are_rows = (ready.work.owner == "dst") != p.reverse
-    if ready.span == "band":
-        band = relations.RELATIONS[p.kind].band
-        assert band is not None
-        low, high = band(ints)
-        low, high = (
-            max(low, -(1 << 30)),
-            min(high, 1 << 30),
-        )  # beyond any size; int32 keeps the mask in half the registers
-        args = [low, high] if owners_are_rows else [-high, -low]
-    else:
-        spans = relations.row_intervals(p.kind, ints, relation, 0, ints[0], device)
-        for start, stop in spans:
-            args += [start, stop]
-        if ready.span[:4] == "cols":
-            args += reach(spans, ints[1], plan.block_m)
-    if ready.source.reads_numbers:
-        args.append(relations.edge_offsets(p.kind, ints, relation, device))
-    return args
-
-
-def reach(spans: tuple, num_src: int, block: int) -> list[Tensor]:
-    """For each tile of sources the rows that may reach it: exact where starts and stops grow, else wider. O(rows)."""
-    start = torch.stack([torch.where(s < e, s, num_src) for s, e in spans]).amin(0)
-    stop = torch.stack([torch.where(s < e, e, 0) for s, e in spans]).amax(0)
-    if start.shape[0] == 0:
-        tiles = -(-num_src // block)
-        return [start.new_zeros(tiles), start.new_zeros(tiles)]
-    edge = torch.arange(0, max(num_src, 1), block, device=start.device)
-    low = torch.searchsorted(stop.cummax(0).values, edge, right=True)
-    falling = start.flip(0).cummin(0).values.flip(0)
-    high = torch.searchsorted(falling, edge + block)
-    return [low, high]
+def keep(text: str, kernel: Any) -> None:
+    """Lets the levels of a kernel be read: of its first plan that was tried without spills, else of the last."""
+    held = _compiled.get(text)
+    if held is None or held.n_spills:
+        _compiled[text] = kernel

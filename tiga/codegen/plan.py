@@ -1,4 +1,4 @@
-"""Plans of the tiles skeleton: tile sizes, warps, stages, by the widest vector. The first that fits is taken."""
+"""Plans of the tiles skeleton: tile sizes, warps, stages. The first without spills runs, else that of fewest."""
 
 from __future__ import annotations
 
@@ -7,29 +7,42 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Plan:
+    """block_m owners by block_n others a tile; masked: the stages of the loop over tiles with a mask."""
+
     block_m: int
     block_n: int
     warps: int
     stages: int
-    last: bool = False
+    masked: int = 1
 
 
-# (widest vector, item size): plans for one fold, then for several, best first. Chosen by ptxas for sm_90 (registers, no
-# spills), 2026-11-30.
+# Vectors of one item size up to a width: plans for at most so many sums of vectors, best first.
+# Chosen on an H200 (sm_90), 2026-11-30, by causal attention of 8,192 rows: forward (one sum), and backward by
+# destination (one) and by source (two).
 _TABLE = (
-    ((64, 2), ((128, 64, 8, 3), (64, 64, 8, 2)), ((64, 32, 4, 2),)),
-    ((128, 2), ((128, 64, 8, 2), (64, 64, 8, 2), (64, 32, 8, 2)), ((64, 32, 8, 2),)),
-    ((1 << 20, 2), ((64, 32, 8, 2),), ((32, 32, 8, 2),)),
-    ((64, 4), ((32, 32, 8, 2),), ((32, 32, 8, 2),)),
-    ((1 << 20, 4), ((32, 32, 8, 1),), ((32, 16, 8, 1),)),
+    # item size, width, sums
+    (2, 64, 1, ((128, 64, 4, 3, 3), (64, 64, 4, 3, 3), (64, 64, 4, 2, 2))),
+    (2, 64, 2, ((64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2))),
+    (2, 64, 9, ((64, 32, 4, 2), (32, 32, 4, 2))),
+    (2, 128, 1, ((128, 64, 8, 3, 2), (128, 64, 8, 2), (64, 64, 4, 3))),
+    (2, 128, 2, ((128, 64, 8, 3, 2), (128, 64, 8, 3), (128, 32, 8, 3, 3), (64, 32, 4, 2))),
+    (2, 128, 9, ((64, 32, 8, 2), (32, 32, 4, 2))),
+    (2, 1 << 20, 1, ((64, 64, 8, 2), (64, 32, 8, 2), (64, 32, 4, 2))),
+    (2, 1 << 20, 9, ((64, 32, 8, 2), (32, 32, 8, 2), (32, 32, 4, 2))),
+    (4, 64, 9, ((64, 32, 8, 2),)),
+    (4, 1 << 20, 9, ((32, 32, 8, 1),)),
 )
-_SMALL = ((32, 32, 4, 2), (32, 16, 4, 1), (16, 16, 4, 1))
+MERGE = Plan(1, 32, 4, 1)  # of the states of parts: one owner, so many parts at a time
+_SMALL = ((32, 32, 4, 2), (16, 16, 4, 1))
 
 
-def plans(widths: list[int], itemsize: int, folds: int) -> list[Plan]:
-    """The plans to try for vectors of `widths`."""
-    widest = max(widths, default=16)
+def plans(width: int, itemsize: int, sums: int, rows: int) -> list[Plan]:
+    """The plans to try for vectors up to `width`, `sums` of them summed, and `rows` rows of owners."""
     itemsize = 4 if itemsize > 2 else 2
-    single, several = next((one, more) for (most, size), one, more in _TABLE if widest <= most and itemsize <= size)
-    rows = (*(single if folds == 1 else several), *_SMALL)
-    return [Plan(m, n, warps, stages, k == len(rows) - 1) for k, (m, n, warps, stages) in enumerate(rows)]
+    found: tuple[tuple[int, ...], ...] = next(
+        p for size, most, count, p in _TABLE if size == itemsize and width <= most and sums <= count
+    )
+    if rows <= 64:
+        few = max(16, 1 << (rows - 1).bit_length())
+        found = ((few, 64, 4, 3), (few, 32, 4, 2), *[p for p in found if p[0] <= few])
+    return [Plan(*p) for p in (*found, *_SMALL)]

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from tiga.errors import TigaError
+from tiga.fields import forms_of, places
 from tiga.ops.library import LIB, outside_dynamo
-from tiga.ops.propagate import _op as propagate
-from tiga.stages import stages
-from tiga.trace import Fields, Sym, Tracer
+from tiga.ops.propagate import call as propagate
+from tiga.stages import programs
+from tiga.symbols import Sym
+from tiga.trace import Tracer
 
 PROGRAM, TORCH = "CompositeImplicitAutograd", "CompositeExplicitAutograd"
 
@@ -73,12 +75,11 @@ def apply(
     """The result of an edge function over a relation (kind, ints, tensors), given the fields of its three places."""
     tracer = Tracer()
     tracer.home = [t for fields in (src, dst, edges) for t in (fields or {}).values()][0].device
-    places = [
-        Fields(tracer, place, fields or {}, {}) for place, fields in (("src", src), ("dst", dst), ("edge", edges))
-    ]
-    root = edge(*places, [tracer.scalar(*scalar) for scalar in scalars])
+    src, dst, edges = src or {}, dst or {}, edges or {}
+    forms = (*forms_of("src", src), *forms_of("dst", dst), *forms_of("edge", edges))
+    root = edge(*places(tracer, src, dst, edges, {}, forms), [tracer.scalar(*scalar) for scalar in scalars])
     results: list[list[Tensor]] = []
-    for stage in stages(tracer, kind, len(relation), False, [root]):
+    for stage in programs(tracer, kind, len(relation), False, [root]).stages:
         read = [tracer.operands[k][0] if what == "operand" else results[k[0]][k[1]] for what, k in stage.reads]
         results.append(
             propagate(stage.text, [*read, *relation], list(ints), [tracer.scalars[k][1] for k in stage.scalars])

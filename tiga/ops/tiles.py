@@ -1,7 +1,8 @@
-"""Programs on the tiles skeleton: work on nodes by torch, the edges by one kernel a direction."""
+"""Programs on the tiles skeleton: kernels over nodes and edges; work on nodes that fits no kernel is left to torch."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tiga import passes
-from tiga.codegen.launch import Prepared, launch, prepare
-from tiga.codegen.tiles import Analysis, Refused
-from tiga.program import Line, Program, evaluate_size
+from tiga import passes, relations
+from tiga.codegen.launch import Call, Prepared, launch, span_of
+from tiga.codegen.nodes import Planner
+from tiga.codegen.tiles import Refused, Tiles
+from tiga.program import Line, Program
 from tiga.reference import Run
 from tiga.reference_ops import fold_rows
 from tiga.relations import is_implicit
@@ -21,30 +23,94 @@ from tiga.types import DTYPES, compute_dtype
 
 
 @functools.lru_cache(4096)
-def planned(p: Program) -> tuple[Any, tuple[Prepared, ...], str]:
-    """(analysis, kernels, why not): kernels is empty where the skeleton does not fit."""
+def planned(p: Program) -> tuple[Tiles | None, tuple[Prepared, ...], str]:
+    """(plan, kernels, why not): kernels is empty where the skeleton does not fit."""
     if not is_implicit(p.kind):
         return None, (), f"a {p.kind} relation"
-    analysis = Analysis(p, schedule(p)[0])
     try:
-        passes = analysis.passes()
-        return analysis, tuple([prepare(p, work, analysis.uses_number) for work in passes]), ""
+        plan = Planner(p, schedule(p)[0]).plan()
     except Refused as e:
         return None, (), str(e)
+    kernels = []
+    for work in plan.works:
+        span = span_of(p, work)
+        # the reach of a tile of columns is known for whole rows
+        work = dataclasses.replace(work, packed=None) if span[:4] == "cols" else work
+        kernels.append(Prepared(plan.axes, work, span))
+    return plan, tuple(kernels), ""
 
 
 def run(
     p: Program, tensors: Sequence[Tensor], ints: Sequence[int], scalars: Sequence[float], outputs: list[Tensor]
 ) -> str:
     """Fill `outputs` and give "", or say why no kernel fits."""
-    _, kernels, reason = planned(p)
-    if not kernels:
+    plan, kernels, reason = planned(p)
+    if plan is None:
         return reason
+    call = Call(p, tensors, tuple(ints), scalars, outputs)
     try:
-        _Tiles(p, tensors, ints, scalars, outputs).run()
+        _run(plan, kernels, call, tensors, scalars)
     except Refused as e:
         return str(e)
     return ""
+
+
+def _run(plan: Tiles, kernels: tuple[Prepared, ...], call: Call, tensors: Any, scalars: Any) -> None:
+    p = call.p
+    by_torch = None
+    if plan.early or plan.late or any(r not in _results(kernels) for r in range(len(p.returns))):
+        by_torch = _Nodes(p, tensors, call.ints, scalars, call.outputs)
+        for line in plan.early:
+            by_torch.node(line)
+        call.tensors.update(by_torch.stored(plan))
+    for ready in kernels:
+        for o in ready.work.outputs:
+            if o.result is None:
+                call.tensors[o.ref] = _buffer(call, ready, o)
+        launch(ready, call, spans)
+    passes.launched("launch-tiles", tuple([k.source().text for k in kernels]))
+    if by_torch is not None:
+        by_torch.take({o.ref: call.tensors[o.ref] for k in kernels for o in k.work.outputs if o.result is None})
+        for ready in kernels:
+            for o in ready.work.tables.values():
+                by_torch.take({o.ref: _table(plan, call, o)})
+        for line in plan.late:
+            by_torch.node(line)
+        for k, (out, ref) in enumerate(zip(call.outputs, p.returns)):
+            if k not in _results(kernels):
+                x = by_torch.value(ref, by_torch.whole)
+                out.copy_(x.expand(out.shape) if x.dim() == out.dim() else x)
+
+
+@functools.lru_cache(4096)
+def _results(kernels: tuple[Prepared, ...]) -> frozenset:
+    """The numbers of the program's results that kernels fill."""
+    every = [o for k in kernels for o in (*k.work.outputs, *k.work.edge_outputs)]
+    return frozenset([o.result for o in every if o.result is not None])
+
+
+def _table(plan: Tiles, call: Call, o: Any) -> Tensor:
+    """Sums into a table over all tiles of owners, and over the heads that it has not."""
+    x, dims = call.tensors["table " + o.ref].sum(0), list(o.dims)
+    rest = [a for a in plan.axes.dims(o.ref)[1:] if a != 1]
+    for a in [a for a in dims[:-1] if a not in rest]:
+        x = x.sum(dims.index(a))
+        dims.remove(a)
+    x = x.permute(-1, *[dims.index(a) for a in rest])
+    return x.reshape([call.size(s) for s in call.p.types[o.ref].sizes])
+
+
+def _buffer(call: Call, ready: Prepared, o: Any) -> Tensor:
+    """Memory of a node value between kernels: numbers of one head lie side by side, for the tiles that read them."""
+    t = call.p.types[o.ref]
+    rows = call.rows(ready.work.owner)
+    sizes = [call.size(s) for s in t.sizes]
+    dtype = DTYPES[t.dtype if o.vector is not None and ready.span == "nodes" else compute_dtype(t.dtype)]
+    dtype = torch.float32 if dtype == torch.float64 else dtype
+    if o.vector is not None:
+        return torch.empty((rows, *sizes), dtype=dtype, device=call.device)
+    wide = -(-rows // 16) * 16  # so that no number of rows makes another alignment, nor another kernel
+    return torch.empty((*sizes, wide), dtype=dtype, device=call.device)[..., :rows].movedim(-1, 0)
 
 
 class _Whole:
@@ -56,59 +122,76 @@ class _Whole:
         self.rows = (0, rows)
 
 
-class _Tiles(Run):
-    def run(self) -> None:
-        p, whole = self.p, _Whole(self.num_dst)
-        analysis, kernels, _ = planned(p)
-        folded = {f.line for k in kernels for f in k.work.folds}
-        lines = [line for line in p.lines if line.outs[0] not in self.shape_only]
-        after: set[str] = {o for line in folded for o in line.outs}
-        early, late = [], []
-        for line in lines:
-            if line in folded or p.types[line.outs[0]].place == "edge":
-                continue
-            if line.op == "reduce" or any(a in after for a in line.args):
-                after.update(line.outs)
-                late.append(line)
-            else:
-                early.append(line)
-        for line in early:
-            self.node(line, whole)
-        for k in kernels:
-            self.edges(k, analysis)
-        passes.launched("launch-tiles", tuple([k.source.text for k in kernels]))
-        for line in late:
-            self.node(line, whole)
-        for out, ref in zip(self.outputs, p.returns):
-            x = self.value(ref, whole)
-            out.copy_(x.expand(out.shape) if x.dim() == out.dim() else x)
+class _Nodes(Run):
+    """Work on nodes by torch."""
 
-    def node(self, line: Line, whole: Any) -> None:
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.whole = _Whole(self.num_dst)
+
+    def node(self, line: Line) -> None:
         out = line.outs[0]
-        place = self.p.types[out].place
+        if out in self.shape_only:
+            return
         if line.op == "reduce":
-            self.fields[out] = self.fold_all(line, whole)
+            self.fields[out] = fold_rows(line, [self.value(a, self.whole) for a in line.args], self.p, self.zeros(out))
         else:
-            x = self.compute(line, whole)
-            (self.here if place == "dst" else self.fields)[out] = x
+            self.take({out: self.compute(line, self.whole)})
 
-    def fold_all(self, line: Line, whole: Any) -> Tensor:
-        """A sum over nodes: no edge takes part."""
-        return fold_rows(line, [self.value(a, whole) for a in line.args], self.p, self.zeros(line.outs[0]))
+    def take(self, values: dict[str, Tensor]) -> None:
+        for ref, x in values.items():
+            (self.here if self.p.types[ref].place == "dst" else self.fields)[ref] = x
 
-    def edges(self, ready: Prepared, analysis: Any) -> None:
-        fields = {}
-        for x in ready.source.inputs:
-            held = self.here.get(x.ref)
-            t = held if held is not None else self.fields[x.ref]
-            # matrix products read 16 bits where the program says so
-            fields[x.ref] = t.to(DTYPES[x.dtype]) if x.vector is not None else t
-        results = {}
-        rows = self.num_dst if ready.work.owner == "dst" else self.num_src
-        for f in ready.work.folds:
-            for o in f.line.outs:
-                kind = self.p.types[o]
-                sizes = [evaluate_size(s, self.shapes, self.p.operands) for s in kind.sizes]
-                results[o] = torch.empty((rows, *sizes), dtype=DTYPES[compute_dtype(kind.dtype)], device=self.device)
-        launch(self.p, ready, fields, results, self.shapes, self.ints, self.relation, analysis)
-        (self.here if ready.work.owner == "dst" else self.fields).update(results)
+    def stored(self, plan: Tiles) -> dict[str, Tensor]:
+        """What kernels read of these values: matrix products 16 bits where the program says so."""
+        found = {}
+        made = {o for line in plan.early for o in line.outs}
+        for work in plan.works:
+            for x in work.inputs:
+                if x.ref in made:
+                    t = self.here[x.ref] if x.ref in self.here else self.fields[x.ref]
+                    wide = DTYPES[x.dtype] if x.mode == "vector" else t.dtype
+                    found[x.ref] = t.to(torch.float32 if wide == torch.float64 else wide)
+        return found
+
+
+# What a kernel is told of its relation.
+
+
+def spans(ready: Prepared, call: Call, block_m: int) -> dict[str, Any]:
+    """Arguments by "&" + name + block_m."""
+    p, work, ints = call.p, ready.work, call.ints
+    rows = (work.owner == "dst") != p.reverse
+    found: dict[str, Any] = {}
+    if ready.span == "band":
+        band = relations.RELATIONS[p.kind].band
+        assert band is not None
+        # beyond any pair, and within int32, which keeps a mask in half the registers
+        far = ints[0] + ints[1] + 1
+        low, high = (max(-far, min(far, x)) for x in band(ints))
+        found["low"], found["high"] = (low, high) if rows else (-high, -low)
+    elif ready.span != "blocks":
+        every = relations.row_intervals(p.kind, ints, call.relation, 0, ints[0], call.device)
+        every = tuple([(a.to(torch.int32), b.to(torch.int32)) for a, b in every])
+        names = (("start", "stop"), ("start2", "stop2"))
+        for (a, b), (start, stop) in zip(names, every):
+            found[a], found[b] = start, stop
+        if not rows:
+            found["reach_low"], found["reach_high"] = reach(every, ints[1], block_m)
+    if work.reads_numbers:
+        found["first"] = relations.edge_offsets(p.kind, ints, call.relation, call.device)
+    return {f"&{k}{block_m}": v for k, v in found.items()}
+
+
+def reach(spans: tuple, num_src: int, block: int) -> list[Tensor]:
+    """For each tile of sources the rows that may reach it: exact where starts and stops grow, else wider. O(rows)."""
+    start = torch.stack([torch.where(s < e, s, num_src) for s, e in spans]).amin(0)
+    stop = torch.stack([torch.where(s < e, e, 0) for s, e in spans]).amax(0)
+    if start.shape[0] == 0:
+        tiles = -(-num_src // block)
+        return [start.new_zeros(tiles), start.new_zeros(tiles)]
+    edge = torch.arange(0, max(num_src, 1), block, device=start.device)
+    low = torch.searchsorted(stop.cummax(0).values.long(), edge, right=True)
+    falling = start.flip(0).cummin(0).values.flip(0)
+    high = torch.searchsorted(falling.long(), edge + block)
+    return [low, high]

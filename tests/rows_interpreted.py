@@ -1,0 +1,190 @@
+"""Tests of the rows skeleton under Triton's interpreter: test_rows.py starts them with `-p interpreted_rows`."""
+
+import itertools
+
+import oracle
+import pytest
+import test_cases
+import torch
+from cases import CASES, Attention, Max, NetScore, tensors
+from test_cases import assert_same
+from torch.nn.functional import leaky_relu
+
+import tiga as tg
+from tiga import passes
+from tiga.codegen import launch_rows, plan_rows
+from tiga.ops import rows
+from tiga.parser import parse
+
+
+class Gat(tg.MessagePassing):
+    reducer = tg.online_softmax()
+
+    def edge(self, src, dst, edge, att):
+        return self.reducer((leaky_relu(src.x + dst.x, 0.2) * att).sum(-1), src.x)
+
+
+def listed(pairs, num_src=6, num_dst=5, dtype=torch.int64):
+    src, dst = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1)
+    graph = tg.Graph.from_edge_index(torch.stack([src, dst]).to(dtype), num_src, num_dst)
+    return graph, oracle.Edges(src, dst, num_src, num_dst)
+
+
+def gradients(outputs, inputs, again=False):
+    weights = [torch.arange(x.numel(), dtype=x.dtype).reshape(x.shape).cos() for x in outputs]
+    first = torch.autograd.grad(outputs, inputs, weights, create_graph=again, allow_unused=True)
+    found = [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, first)]
+    if not again:
+        return found
+    return [*found, *gradients([g.sin() for g in found if g.requires_grad], inputs)]
+
+
+def both(module, graph, edges, src, dst, uniform=None, edge=None, again=False):
+    """Outputs and gradients, by kernels and by the oracle: [each], [each]."""
+    fields = [x for place in (src, dst, edge or {}, uniform or {}) for x in place.values()]
+    inputs = [x for x in fields if isinstance(x, torch.Tensor) and x.requires_grad] + list(module.parameters())
+    before = passes.COUNTS["launch-rows"]
+    ours = [module(graph=graph, src=src, dst=dst, edge=edge or {}, **(uniform or {}))]
+    got = [*ours, *gradients(ours, inputs, again)]
+    assert passes.COUNTS["launch-rows"] - before >= 2 + again, "kernels ran"
+    theirs = oracle.message_passing(module, edges, ("dst",), src, dst, edge or {}, uniform or {})
+    return got, [*theirs, *gradients(theirs, inputs, again)]
+
+
+def fields(rows, *features, count=1, dtype=torch.float64):
+    made = [torch.randn(rows, *features, dtype=dtype).requires_grad_() for _ in range(count)]
+    return made[0] if count == 1 else made
+
+
+LISTED = [case for case in CASES if case.graph.kind == "csr"]
+
+
+@pytest.mark.parametrize("case", LISTED, ids=str)
+def test_case(case, monkeypatch):
+    """Values and gradients of first and second order; rows of more than two edges are cut, but for the hub's."""
+    monkeypatch.setattr(plan_rows, "SPLIT", 256 if case.relation == "hub" else 2)
+    module, arguments = test_cases.moved(case, torch.float64)
+    inputs = tensors(arguments, module)
+    found = []
+    for outputs in (case.run(module, arguments), case.oracle(module, arguments)):
+        known = [torch.where(x.isfinite(), x, 0.0) for x in outputs]
+        found.append([*outputs, *gradients(known, inputs, again=case.small)])
+    assert_same(*found)
+
+
+@pytest.mark.parametrize("case", [case for case in LISTED if case.small], ids=str)
+def test_error_is_that_of_plain_torch(case, monkeypatch):
+    monkeypatch.setattr(plan_rows, "SPLIT", 2)
+    test_cases.test_error_is_that_of_plain_torch(case, torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("count", [0, 1, 2, 17])
+def test_edge_counts(count, dtype):
+    graph, edges = listed([(3 * e % 6, e * e % 5) for e in range(count)], dtype=dtype)
+    x, y, att = fields(6, 2, 3), fields(5, 2, 3), fields(2, 3)
+    assert_same(*both(Gat(), graph, edges, {"x": x}, {"x": y}, {"att": att}))
+
+
+@pytest.mark.parametrize("split", [3, 16])
+def test_a_hub_is_the_same_in_pieces(split, monkeypatch):
+    monkeypatch.setattr(plan_rows, "SPLIT", split)
+    pairs = [(e % 6, 2) for e in range(41)] + [(1, 0), (4, 4), (4, 4)]  # rows 1 and 3 are empty
+    graph, edges = listed(pairs)
+    x, y, att = fields(6, 2, 3), fields(5, 2, 3), fields(2, 3)
+    got, want = both(Gat(), graph, edges, {"x": x}, {"x": y}, {"att": att}, again=True)
+    assert_same(got, want)
+    key, value, query = fields(6, 1, 5, count=2) + [fields(5, 1, 5)]
+    program = {"key": key, "value": value}
+    assert_same(*both(Attention(), graph, edges, program, {"query": query}, {"scale": 0.3}, again=True))
+
+
+def test_largest_with_ties_and_nan_in_pieces(monkeypatch):
+    monkeypatch.setattr(plan_rows, "SPLIT", 3)
+    pairs = [(e % 6, 2) for e in range(20)] + [(1, 0)]
+    graph, edges = listed(pairs)
+    x, y = fields(6, 3), torch.ones(5, 3, dtype=torch.float64)
+    with torch.no_grad():
+        x[4], x[5] = x[3], x[3] + 1  # every value twice or more in row 2; the first edge of equals has the gradient
+    assert_same(*both(Max(), graph, edges, {"x": x}, {"y": y}))
+    with torch.no_grad():
+        x[3, 0] = torch.nan
+    out = Max()(graph=graph, src={"x": x}, dst={"y": y})
+    assert out[2].isnan().tolist() == [True, False, False]
+
+
+def test_a_network_in_pieces(monkeypatch):
+    monkeypatch.setattr(plan_rows, "SPLIT", 3)
+    graph, edges = listed([(e % 6, 2) for e in range(11)] + [(1, 0), (5, 4)])
+    module = NetScore().double()
+    assert_same(*both(module, graph, edges, {"x": fields(6, 3)}, {"x": fields(5, 3)}, again=True))
+
+
+class Lowest(tg.MessagePassing):
+    """Scores that a mask pushed to the least finite number: an average, as in torch."""
+
+    reducer = tg.online_softmax()
+
+    def edge(self, src, dst, edge):
+        return self.reducer(edge.score, src.value)
+
+
+def test_scores_of_the_least_finite_number_still_count():
+    graph, edges = listed([(0, 0), (1, 0), (2, 0), (3, 1)])
+    score = torch.full((4, 1), torch.finfo(torch.float32).min)
+    value = torch.randn(6, 2)
+    out = Lowest()(graph=graph, src={"value": value}, edge={"score": score})
+    torch.testing.assert_close(out[0], value[:3].mean(0))
+    torch.testing.assert_close(out[1], value[3])
+
+
+class Scaled(tg.MessagePassing):
+    reducer = tg.sum()
+
+    def edge(self, src, dst, edge):
+        return self.reducer(src.x * dst.y)
+
+
+def test_edges_that_do_not_exist_let_nothing_through():
+    """Blocks of edges are wider than rows: what pads them meets inf and nan of the owner, and stays 0."""
+    graph, _ = listed([(0, 0), (1, 0), (2, 1)])
+    x, y = torch.ones(6, 3), torch.full((5, 3), torch.inf)
+    out = Scaled()(graph=graph, src={"x": x}, dst={"y": y})
+    assert out.tolist() == [[torch.inf] * 3] * 2 + [[0.0] * 3] * 3
+
+
+def test_entries_outside_the_graph_are_no_edges():
+    x, y, rowptr, col = torch.randn(4, 3), torch.ones(3, 3), torch.tensor([0, 3, 3, 5]), torch.tensor([0, 9, 1, -1, 2])
+    graph = tg.Graph.from_csr(rowptr, col.clamp(0, 3), 4)
+    call = Scaled().lower(graph, src={"x": x}, dst={"y": y})
+    spoiled = [*call.tensors[:-1], col]
+    (out,) = torch.ops.tiga.propagate(call.program, spoiled, call.ints, call.scalars)
+    torch.testing.assert_close(out, torch.stack([x[0] + x[1], torch.zeros(3), x[2]]))
+
+
+def test_blocks_and_rows_change_no_result(monkeypatch):
+    """Every plan gives what one edge at a time gives, but for the order of a sum."""
+    graph, edges = listed([(e * 5 % 6, e * 3 % 5) for e in range(23)])
+    x, y, att = fields(6, 2, 3), fields(5, 2, 3), fields(2, 3)
+    for r, e in itertools.product((1, 2, 4), (1, 4)):
+        monkeypatch.setattr("tiga.codegen.launch_rows._records", {})
+        monkeypatch.setattr("tiga.codegen.launch_rows.plans", lambda *a, r=r, e=e: [plan_rows.Plan(r, e, 1)])
+        assert_same(*both(Gat(), graph, edges, {"x": x}, {"x": y}, {"att": att}))
+
+
+def test_no_record_keeps_a_tensor():
+    graph, edges = listed([(0, 0), (1, 0), (2, 1)])
+    x, y, att = fields(6, 2, 3), fields(5, 2, 3), fields(2, 3)
+    both(Gat(), graph, edges, {"x": x}, {"x": y}, {"att": att})
+    values = [v for record in launch_rows._records.values() for call in record.calls for v in call.values]
+    assert values and not any(isinstance(v, torch.Tensor) for v in values)
+
+
+def test_one_text_serves_all_sizes():
+    texts = set()
+    for n, width in ((5, 2), (9, 3), (40, 8)):
+        graph = tg.Graph.from_edge_index(torch.randint(0, n, (2, 3 * n)), n, n)
+        x = torch.randn(n, 2, width)
+        call = Gat().lower(graph, src={"x": x}, dst={"x": x}, att=torch.randn(2, width))
+        texts |= {k.main.text for k in rows.planned(parse(call.program)).passes}
+    assert len(texts) == 1

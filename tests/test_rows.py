@@ -1,0 +1,269 @@
+"""The rows skeleton: CASES through its kernels under Triton's interpreter, refusals, kernels compiled with no GPU."""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+import pytest
+import torch
+from cases import Attention, Own
+from torch import nn
+from torch.nn.functional import leaky_relu
+
+import tiga as tg
+from tiga.adjoint import adjoint, augment
+from tiga.codegen import launch_rows, plan_rows
+from tiga.codegen.plan_rows import Plan, plans, split_of
+from tiga.ops import rows
+from tiga.ops.propagate import allocate
+from tiga.parser import parse
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class Gat(tg.MessagePassing):
+    reducer = tg.online_softmax()
+
+    def edge(self, src, dst, edge, att):
+        return self.reducer((leaky_relu(src.x + dst.x, 0.2) * att).sum(-1), src.x)
+
+
+class Network(tg.MessagePassing):
+    reducer = tg.online_softmax()
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.net = tg.nn.trace(nn.Sequential(nn.Linear(2 * width, hidden), nn.Tanh(), nn.Linear(hidden, 1)))
+
+    def edge(self, src, dst, edge):
+        return self.reducer(leaky_relu(self.net(src.x, dst.x), 0.2), src.x)
+
+
+def graph(n=4096, degree=8):
+    edge = torch.arange(n * degree)
+    return tg.Graph.from_edge_index(torch.stack([edge * 7 % n, edge * 5 % n]), n, n)
+
+
+def gat(dtype=torch.float32, heads=4, width=32, n=4096):
+    x = torch.randn(n, heads, width, dtype=dtype)
+    return Gat().lower(graph(n), src={"x": x}, dst={"x": x}, att=torch.randn(heads, width, dtype=dtype))
+
+
+def dot(dtype=torch.float32, heads=4, width=32, n=4096):
+    x = torch.randn(n, heads, width, dtype=dtype)
+    return Attention().lower(graph(n), src={"key": x, "value": x}, dst={"query": x}, scale=0.2)
+
+
+def network(dtype=torch.float32, width=64, hidden=64, n=4096):
+    x = torch.randn(n, width, dtype=dtype)
+    return Network(width, hidden).to(dtype).lower(graph(n), src={"x": x}, dst={"x": x})
+
+
+def backward(call):
+    """The call of all gradients."""
+    text = augment(call.program)
+    p = parse(text)
+    outputs = allocate(p, call.tensors, call.ints)
+    derived = adjoint(text, tuple(i for i, o in enumerate(p.operands) if p.types[o.ref].floating), (0,))
+    read = {"operand": call.tensors, "extra": outputs, "saved": outputs}
+    tensors = [read[what][k] for what, k in derived.reads] + list(call.tensors[len(p.operands) :])
+    return derived.text, tensors, call.ints, [call.scalars[k] for k in derived.scalars]
+
+
+def sources(text):
+    plan = rows.planned(parse(text))
+    return [k.main.text for k in plan.passes], plan.reason
+
+
+def test_kernels_under_the_interpreter():
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "interpreted_rows", "rows_interpreted.py", "--rootdir", HERE]
+    env = dict(os.environ, PYTHONPATH=os.pathsep.join([HERE, *sys.path]))
+    run = subprocess.run([*command, "-c", os.devnull], cwd=HERE, env=env, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stdout[-3000:]
+    launched, written, refused = re.search(r"rows launched: (\d+), written: (\d+), refused: (.*)", run.stdout).groups()
+    assert int(launched) > 150 and int(written) > 150, run.stdout[-300:]
+    assert refused == '["what a user\'s reducer leaves at every edge, for its gradient"]'
+
+
+def test_forward_backward_and_twice_are_kernels():
+    call = dot(n=16)
+    first = backward(call)[0]
+    twice = adjoint(augment(first), (0, 1, 2), (0, 1, 2)).text
+    assert [len(sources(text)[0]) for text in (call.program, first, twice)] == [1, 2, 2]
+
+
+class Capped(tg.MessagePassing):
+    reducer = tg.online_softmax()
+
+    def edge(self, src, dst, edge, scale):
+        score = (src.key * dst.query).sum(-1) * scale
+        return self.reducer(torch.tanh(score / 30) * 30, src.value)
+
+
+def test_another_edge_function_is_another_kernel():
+    x = torch.randn(8, 2, 16)
+    fields = {"src": {"key": x, "value": x}, "dst": {"query": x}}
+    (plain,), (capped,) = (
+        sources(cls().lower(graph(8), **fields, scale=0.2).program)[0] for cls in (Attention, Capped)
+    )
+    assert "= tanh(" in capped and "= tanh(" not in plain
+
+
+def test_sizes_make_no_other_kernel():
+    assert len({*sources(gat(n=5).program)[0], *sources(gat(n=9, heads=2, width=7).program)[0]}) == 1
+
+
+def test_what_does_not_fit_says_why():
+    call = Attention().lower(tg.Graph.dense(4), **_fields(), scale=1.0)
+    assert sources(call.program) == ([], "a dense relation")
+
+
+def test_a_users_reducer_is_a_kernel_and_its_gradient_says_why_not():
+    x, y, w = torch.randn(4, 2, 1), torch.randn(4, 1, 3), torch.randn(32, 2, 3)
+    call = Own().lower(graph(4), src={"x": x}, dst={"y": y}, edge={"w": w})
+    (text,), _ = sources(call.program)
+    assert "for turn in tl.static_range(BLOCK_E)" in text
+    assert sources(backward(call)[0]) == ([], "what a user's reducer leaves at every edge, for its gradient")
+
+
+def test_numbers_are_float64_arguments():
+    """Triton takes a Python float for float32 unless it is told otherwise."""
+    (text,), _ = sources(dot(n=4).program)
+    parameters = launch_rows.load(text).params
+    assert [p.annotation_type for p in parameters if p.name[:1] == "c" and p.name[1:].isdigit()] == ["fp64"]
+
+
+def _fields():
+    x = torch.randn(4, 2, 3)
+    return {"src": {"key": x, "value": x}, "dst": {"query": x}}
+
+
+def test_a_row_too_wide_says_why():
+    x = torch.randn(4, 5000)
+    call = Attention().lower(graph(4), src={"key": x, "value": x}, dst={"query": x}, scale=1.0)
+    outputs = allocate(parse(call.program), call.tensors, call.ints)
+    assert rows.run(parse(call.program), call.tensors, call.ints, call.scalars, outputs) == (
+        "a value of 8192 features an edge, more than 2048"
+    )
+
+
+# Plans.
+
+
+def test_plans_fill_a_warp_with_what_an_edge_reads():
+    best = lambda *arguments: plans(*arguments)[0]
+    assert best(512, 128, 0, 170_000, 7.0) == Plan(1, 8, 1)  # float32, 4 heads of 32: one edge's vector is a warp's
+    assert best(256, 128, 0, 170_000, 7.0) == Plan(1, 8, 1)  # bfloat16: half a warp's, two edges at once
+    assert best(256, 128, 0, 170_000, 3.0) == Plan(2, 4, 1)  # of rows with few edges two
+    assert best(16, 4, 0, 170_000, 7.0) == Plan(8, 8, 1)  # four numbers: many rows
+    assert best(16, 4, 0, 300, 64.0) == Plan(1, 64, 1)  # few rows are not packed
+    assert best(4096, 1024, 0, 40_000, 8.0).warps == 4
+    assert best(256, 64, 64, 20_000, 7.0) == Plan(4, 8, 8)
+
+
+def test_plans_do_not_follow_edge_counts():
+    assert len({tuple(plans(512, 128, 0, n, e / n)) for n, e in ((170_000, 1_200_000), (170_001, 1_234_567))}) == 1
+    assert [split_of(e) for e in (0, 100_000, 2_000_000, 20_000_000, 10**9)] == [256, 256, 256, 4096, 4096]
+
+
+# Machine code, without a GPU.
+
+_POINTERS = {
+    torch.bfloat16: "*bf16",
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+}
+
+
+def compiled(fn, arguments, warps, capability):
+    """The kernel that a launch with these arguments would compile."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature, constants, hints = {}, {}, {}
+    for k, (name, parameter, value) in enumerate(zip(fn.arg_names, fn.params, arguments)):
+        if parameter.is_constexpr or (type(value) is int and value == 1 and not parameter.do_not_specialize):
+            constants[name], signature[name] = value, "constexpr"
+        elif isinstance(value, torch.Tensor):
+            signature[name], hints[(k,)] = _POINTERS[value.dtype], [["tt.divisibility", 16]]
+        elif isinstance(value, float):
+            signature[name] = "fp64"
+        else:
+            signature[name] = "i32"
+            if value % 16 == 0 and not parameter.do_not_specialize:
+                hints[(k,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn, signature, constants, hints)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
+
+
+def usage(kernel):
+    """(registers, spilled bytes, barriers)"""
+    import triton
+
+    tool = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "cuobjdump")
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "kernel.cubin")
+        with open(path, "wb") as f:
+            f.write(kernel.asm["cubin"])
+        text = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
+    return (
+        int(re.search(r"REG:(\d+)", text)[1]),
+        int(re.search(r"STACK:(\d+)", text)[1]),
+        kernel.asm["ptx"].count("bar.sync"),
+    )
+
+
+def chosen(text, tensors, ints, scalars, capability, monkeypatch):
+    """(plan, registers, spilled bytes, barriers) of each kernel that would be launched, merges included."""
+    found = {}
+
+    def made(source, plan, grid, named, numbers, sizes, device):
+        values = launch_rows.arguments(source, plan, named, numbers, sizes)[0]
+        used = usage(compiled(launch_rows.load(source.text), values, plan.warps, capability))
+        found[source] = (plan, *used)
+        return launch_rows.Call(lambda grid, values: None, grid, [], (), used[1])
+
+    monkeypatch.setattr(launch_rows, "made", made)
+    monkeypatch.setattr(launch_rows, "_records", {})
+    p = parse(text)
+    assert rows.run(p, tensors, ints, scalars, allocate(p, tensors, ints)) == ""
+    return list(found.values())
+
+
+STANDARD = [
+    # program, dtype, registers at most: forward, by destination, by source
+    (gat, torch.float32, (128, 152, 168)),
+    (gat, torch.bfloat16, (128, 168, 168)),
+    (dot, torch.float32, (96, 128, 168)),
+    (dot, torch.bfloat16, (128, 168, 168)),
+]
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("lower, dtype, most", STANDARD, ids=str)
+def test_registers_spills_and_barriers(lower, dtype, most, capability, monkeypatch):
+    """4 heads of 32, by ptxas: one plan, no spill, and no barrier but those of an edge's few narrow values."""
+    call = lower(dtype)
+    monkeypatch.setattr(plan_rows, "SPLIT", 1 << 20)  # no merges: these are asked below
+    found = [
+        chosen(*arguments, capability, monkeypatch)
+        for arguments in ((augment(call.program), call.tensors, call.ints, call.scalars), backward(call))
+    ]
+    (forward,), (by_dst, by_src) = found
+    for (_, registers, spilled, barriers), bound, allowed in zip((forward, by_dst, by_src), most, (0, 0, 2)):
+        assert registers <= bound and spilled == 0 and barriers <= allowed, found
+
+
+@pytest.mark.parametrize("lower, dtype", [(network, torch.float32), (gat, torch.float64)])
+def test_others_compile_without_spills(lower, dtype, monkeypatch):
+    call = lower(dtype)
+    found = [
+        *chosen(augment(call.program), call.tensors, call.ints, call.scalars, 90, monkeypatch),
+        *chosen(*backward(call), 90, monkeypatch),
+    ]
+    assert len(found) > 3 and all(spilled == 0 for _, _, spilled, _ in found), found

@@ -1,0 +1,361 @@
+"""Pieces of the rows skeleton's kernels: a tile is [rows, edges, *features], an owner's value [rows, *features]."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+LOG2E = tl.constexpr(1.4426950408889634)
+NOWHERE = tl.constexpr(0x7FFFFFFFFFFFFFFF)  # the number of an edge that is none
+
+
+# Which rows, which edges.
+
+
+@triton.jit
+def work_items(items, group, num_items, R: tl.constexpr):
+    """R items (row, first entry, entries, slot): row -1 is padding, slot -1 a whole row. int64 but for the entries."""
+    at = (tl.full((), 0, tl.int64) + group) * R + tl.arange(0, R)
+    here = at < num_items
+    item = items + at * 4
+    row = tl.load(item, mask=here, other=-1).to(tl.int64)
+    first = tl.load(item + 1, mask=here, other=0).to(tl.int64)
+    entries = tl.load(item + 2, mask=here, other=0).to(tl.int64) - first
+    slot = tl.load(item + 3, mask=here, other=-1).to(tl.int64)
+    return row, first, entries.to(tl.int32), slot
+
+
+@triton.jit
+def edges_from(col, first, entries, at, num_far, BLOCK_E: tl.constexpr):
+    """[R, BLOCK_E] entries from `at`: where they stand, whom they name, and whether there is such an edge."""
+    k = at + tl.arange(0, BLOCK_E)
+    entry = first[:, None] + k[None, :]
+    live = k[None, :] < entries[:, None]
+    far = tl.load(col + entry, mask=live, other=-1).to(tl.int64)
+    return entry, far, live & (far >= 0) & (far < num_far)
+
+
+@triton.jit
+def edge_numbers(number_of, entry, live, NUMBERED: tl.constexpr):
+    """The numbers of the edges: of the entries themselves where none are given."""
+    if NUMBERED:
+        number = tl.load(number_of + entry, mask=live, other=-1).to(tl.int64)
+    else:
+        number = entry
+    return number
+
+
+@triton.jit
+def edge_at(x, TURN: tl.constexpr):
+    """[R, *features] of one edge of [R, E, *features]."""
+    k = tl.arange(0, x.shape[1])
+    for _ in tl.static_range(len(x.shape) - 2):
+        k = tl.expand_dims(k, -1)
+    return tl.sum(tl.where(k == TURN, x, 0), 1)
+
+
+# Memory.
+
+
+@triton.jit
+def load_features(base, first, live, at, inside, PADDED: tl.constexpr):
+    """base[first + at], features last, where live; others are 0."""
+    here = tl.expand_dims(live, -1)
+    if PADDED:
+        here = here & inside
+    return tl.load(tl.expand_dims(base + first, -1) + at, mask=here, other=0)
+
+
+@triton.jit
+def store_features(base, first, live, at, inside, x, PADDED: tl.constexpr):
+    here = tl.expand_dims(live, -1)
+    if PADDED:
+        here = here & inside
+    tl.store(tl.expand_dims(base + first, -1) + at, x.to(base.dtype.element_ty), mask=here)
+
+
+# Features that do not exist, edges that do not exist.
+
+
+@triton.jit
+def feature(x, BACK: tl.constexpr):
+    """0, 1, 2, ... along the dimension of x that is BACK from the right, to be broadcast with x."""
+    i = tl.arange(0, x.shape[len(x.shape) - BACK])
+    for _ in tl.static_range(BACK - 1):
+        i = tl.expand_dims(i, -1)
+    return i
+
+
+@triton.jit
+def only(x, BACK: tl.constexpr, D: tl.constexpr, other):
+    """x, and `other` in place of the features from D on that pad the dimension BACK from the right."""
+    if x.shape[len(x.shape) - BACK] == D:
+        y = x
+    else:
+        y = tl.where(feature(x, BACK) < D, x, other)
+    return y
+
+
+@triton.jit
+def largest(x, AXIS: tl.constexpr):
+    """The largest along a dimension; nan if there is one."""
+    y = tl.max(x, AXIS)
+    if x.dtype.is_floating():
+        y = tl.where(tl.max((x != x).to(tl.int32), AXIS) > 0, float("nan"), y)
+    return y
+
+
+@triton.jit
+def smallest(x, AXIS: tl.constexpr):
+    y = tl.min(x, AXIS)
+    if x.dtype.is_floating():
+        y = tl.where(tl.max((x != x).to(tl.int32), AXIS) > 0, float("nan"), y)
+    return y
+
+
+# Folds: a state a row, [R, *features], and what a chunk of edges, [R, E, *features], makes of it.
+
+
+@triton.jit
+def power_of_e(x):
+    """exp(x), of a difference that is rounded once more only by its change to base 2."""
+    if x.dtype == tl.float64:
+        y = tl.exp(x)
+    else:
+        y = tl.exp2(x * LOG2E)
+    return y
+
+
+@triton.jit
+def softmax_step(score, value, peak, total, mean):
+    """score is -inf where there is no edge. peak starts finite, so that no difference is nan that should be 0."""
+    higher = tl.maximum(peak, tl.max(score, 1))
+    keep = power_of_e(peak - higher)
+    weight = power_of_e(score - higher[:, None])
+    return higher, total * keep + tl.sum(weight, 1), mean * keep + tl.sum(weight * value, 1)
+
+
+@triton.jit
+def softmax_merge(peaks, totals, means, peak, total, mean):
+    higher = tl.maximum(peak, tl.max(peaks, 1))
+    keep = power_of_e(peak - higher)
+    weight = power_of_e(peaks - higher[:, None])
+    return higher, total * keep + tl.sum(weight * totals, 1), mean * keep + tl.sum(weight * means, 1)
+
+
+@triton.jit
+def softmax_end(peak, total, mean):
+    none = total == 0
+    safe = tl.where(none, 1.0, total)
+    return tl.where(none, 0.0, mean / safe), tl.where(none, float("-inf"), peak + tl.log(safe))
+
+
+@triton.jit
+def better(x, y, LARGEST: tl.constexpr):
+    """Whether x beats y: nan beats all numbers, as in torch."""
+    if LARGEST:
+        more = x > y
+    else:
+        more = x < y
+    if x.dtype.is_floating():
+        more = more | ((x != x) & (y == y))
+    return more
+
+
+@triton.jit
+def extreme_step(x, number, live, best, at, LARGEST: tl.constexpr):
+    """The best of x and its edge's number, the lowest of equals; at is NOWHERE where no edge was yet."""
+    if LARGEST:
+        top = largest(tl.where(live, x, lowest(x, LARGEST)), 1)
+    else:
+        top = smallest(tl.where(live, x, lowest(x, LARGEST)), 1)
+    same = x == top[:, None]
+    if x.dtype.is_floating():
+        same = same | ((x != x) & (top != top)[:, None])
+    first = tl.min(tl.where(live & same, number, NOWHERE), 1)
+    some = first != NOWHERE
+    none = at == NOWHERE
+    take = some & (none | better(top, best, LARGEST))
+    tie = some & (none == 0) & (better(top, best, LARGEST) == 0) & (better(best, top, LARGEST) == 0)
+    return tl.where(take, top, best), tl.where(take, first, tl.where(tie, tl.minimum(first, at), at))
+
+
+@triton.jit
+def lowest(x, LARGEST: tl.constexpr):
+    """What every number beats, or equals."""
+    if x.dtype.is_floating():
+        if LARGEST:
+            y = tl.full((), float("-inf"), x.dtype)
+        else:
+            y = tl.full((), float("inf"), x.dtype)
+    else:
+        low: tl.constexpr = -(2 ** (x.dtype.primitive_bitwidth - 1))
+        if LARGEST:
+            y = tl.full((), low, x.dtype)
+        else:
+            y = tl.full((), -(low + 1), x.dtype)
+    return y
+
+
+# Matrices.
+
+
+@triton.jit
+def product(x, w, SHAPE: tl.constexpr, PRECISION: tl.constexpr):
+    """[..., I] times [I, O], accumulated in x's dtype."""
+    width: tl.constexpr = w.shape[0]
+    wide: tl.constexpr = width >= 16 and w.shape[1] >= 8 and x.dtype != tl.float64
+    if wide and x.numel // width >= 16:
+        y = tl.dot(tl.reshape(x, [x.numel // width, width]), w.to(x.dtype), input_precision=PRECISION)
+        y = tl.reshape(y, SHAPE)
+    else:
+        y = tl.sum(tl.expand_dims(x, -1) * w.to(x.dtype), len(x.shape) - 1)
+    return y
+
+
+@triton.jit
+def outer(x, y, PRECISION: tl.constexpr):
+    """The sum over m of x[m]^T y[m]."""
+    wide: tl.constexpr = x.shape[0] >= 16 and y.shape[1] >= 8 and x.dtype != tl.float64
+    if wide and x.shape[1] >= 8:
+        z = tl.dot(tl.trans(x), y, input_precision=PRECISION)
+    else:
+        z = tl.sum(x[:, :, None] * y[:, None, :], 0)
+    return z
+
+
+@triton.jit
+def moved(x, START: tl.constexpr, STEP: tl.constexpr, EVERY: tl.constexpr, BACK: tl.constexpr, SHAPE: tl.constexpr):
+    """y[i] = x[START + STEP * i // EVERY] along the dimension BACK from the right, where EVERY divides; else 0."""
+    axis: tl.constexpr = len(SHAPE) - BACK
+    i = tl.arange(0, SHAPE[axis])
+    at = START + STEP * i
+    real = (at >= 0) & (at % EVERY == 0) & (at // EVERY < x.shape[axis])
+    at = tl.where(real, at // EVERY, 0)
+    for _ in tl.static_range(BACK - 1):
+        at = tl.expand_dims(at, -1)
+        real = tl.expand_dims(real, -1)
+    at = tl.zeros(SHAPE, tl.int32) + at
+    return tl.where(real, tl.gather(x, at, axis), 0)
+
+
+# Functions that Triton's language does not have, in its terms.
+
+
+@triton.jit
+def sign(x):
+    one = (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
+    if x.dtype.is_floating():
+        one = tl.where(x != x, x, one)
+    return one
+
+
+@triton.jit
+def trunc(x):
+    return tl.where(x < 0, tl.ceil(x), tl.floor(x))
+
+
+@triton.jit
+def round_even(x):
+    low = tl.floor(x)
+    rest = x - low
+    odd = low - 2 * tl.floor(low * 0.5)
+    return tl.where(rest < 0.5, low, tl.where(rest > 0.5, low + 1, low + odd))
+
+
+@triton.jit
+def remainder(x, y):
+    """Of division towards -infinity: it has y's sign."""
+    rest = x % y
+    return tl.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
+
+
+@triton.jit
+def expm1(x):
+    """Kahan's: the rounding of exp(x) is undone by that of its logarithm."""
+    u = tl.exp(x)
+    safe = tl.where((u == 1) | (u <= 0) | (u == float("inf")), 2.0, u)
+    y = (safe - 1) * x / tl.log(safe)
+    y = tl.where(u == 1, x, y)
+    return tl.where((u - 1 == -1) | (u == float("inf")), u - 1, y)
+
+
+@triton.jit
+def log1p(x):
+    u = 1 + x
+    y = tl.log(u) * x / tl.where(u == 1, 1, u - 1)
+    return tl.where(u == 1, x, tl.where(u == float("inf"), u, y))
+
+
+@triton.jit
+def sinh(x):
+    u = expm1(tl.abs(x))
+    half = tl.exp(tl.abs(x) * 0.5)
+    y = tl.where(u < 1e6, 0.5 * (u + u / (u + 1)), 0.5 * half * half)
+    return tl.where(x < 0, -y, y)
+
+
+@triton.jit
+def cosh(x):
+    half = tl.exp(tl.abs(x) * 0.5)
+    return 0.5 * half * half + 0.5 / (half * half)
+
+
+@triton.jit
+def tanh(x):
+    """A quotient of polynomials near 0 (Cephes), else of exponentials."""
+    z = x * x
+    if x.dtype == tl.float64:
+        above = ((-9.64399179425052238628e-1 * z - 9.92877231001918586564e1) * z - 1.61468768441708447952e3) * z
+        below = ((z + 1.12811678491632931402e2) * z + 2.23548839060100448583e3) * z + 4.84406305325125486048e3
+        near = x + x * (above / below)
+    else:
+        near = (((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z + 1.33314422036e-1) * z
+        near = x + x * ((near - 3.33332819422e-1) * z)
+    far = 1 - 2 / (tl.exp(2 * tl.minimum(tl.abs(x), 30)) + 1)
+    y = tl.where(tl.abs(x) < 0.625, near, tl.where(x < 0, -far, far))
+    return tl.where(x != x, x, y)
+
+
+@triton.jit
+def hash_uniform(seed, number, feature):
+    """Uniform in [0, 1), of (seed, edge number, feature) alone: two rounds of splitmix64."""
+    x = seed + number * -7046029254386353131 + feature * -4417276706812531889
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
+    x = x ^ ((x >> 31) & 0x1FFFFFFFF)
+    return ((x >> 40) & 0xFFFFFF).to(tl.float32) * (2.0**-24)
+
+
+# Functions of CUDA's library, which Triton's interpreter does not know.
+
+
+@triton.jit
+def pow(x, y):
+    return libdevice.pow(x, y)
+
+
+@triton.jit
+def tan(x):
+    return libdevice.tan(x)
+
+
+@triton.jit
+def atan(x):
+    return libdevice.atan(x)
+
+
+@triton.jit
+def atan2(y, x):
+    return libdevice.atan2(y, x)
+
+
+@triton.jit
+def asin(x):
+    return libdevice.asin(x)
+
+
+@triton.jit
+def acos(x):
+    return libdevice.acos(x)

@@ -1,0 +1,262 @@
+"""Which lines of a program each pass of the rows skeleton computes, and which tensors it reads and fills.
+
+A pass visits the rows of one direction of a listed relation, its owners, and the edges of each: all folds to the owners
+are one kernel. Node work that a kernel can do stays in it: before the edges in the owner's registers, and after the
+fold. What it cannot do is done by torch, around it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tiga.primitives import PRIMITIVES
+from tiga.program import Line, Program, read_number
+from tiga.types import Total, is_one
+
+POINTWISE = frozenset([name for name, row in PRIMITIVES.items() if row.elementwise])
+SHAPED = frozenset(["to", "spread", "sum", "amax", "amin", "unsqueeze", "squeeze", "expand_like", "zeros_like"])
+NODE = POINTWISE | SHAPED | {"permute", "arange", "size"}
+ALIKE = POINTWISE | {"to", "unsqueeze", "squeeze"}
+SHARED = POINTWISE | {"to", "spread", "unsqueeze", "squeeze", "size"}
+"""What a kernel computes of node values and of shared ones; torch does the rest once, before it."""
+EDGE = NODE | {"number", "rand", "gather", "linear", "cat", "part", "slice", "unslice", "reshape", "reshape_like"}
+# from which argument on an operation reads shapes alone
+SHAPES = {
+    **dict.fromkeys(("zeros_like", "size", "arange"), 0),
+    **dict.fromkeys(("expand_like", "reshape_like", "unslice", "part", "rand"), 1),
+}
+FOLDS = ("sum", "count", "max", "min", "softmax")
+OTHER_END = {"dst": "src", "src": "dst"}
+
+
+class Refused(Exception):
+    """The skeleton does not fit the program; the text says why."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One kernel.
+
+    folds to the owner, sums over all edges (`shared`), edge values to store; lines: what it computes, in the
+    program's order; inputs: the tensors it reads; results: the owner's values that it stores.
+    """
+
+    owner: str
+    folds: tuple[Line, ...]
+    shared: tuple[Line, ...]
+    stored: tuple[str, ...]
+    lines: tuple[Line, ...]
+    inputs: tuple[str, ...]
+    results: tuple[str, ...]
+
+
+class Analysis:
+    def __init__(self, p: Program) -> None:
+        self.p, self.lines = p, sums_of_rows(p)
+        self.defined = {o: line for line in self.lines for o in line.outs}
+        self.parent: dict = {}
+        for a, b in p.conditions:
+            if not (isinstance(b, Total) and b.rule == "at least"):
+                self.union(a, b)
+        self.readers: dict[str, list[Line]] = {}
+        for line in self.lines:
+            for a in read_args(line):
+                self.readers.setdefault(a, []).append(line)
+        self.late = self.after_edges()
+
+    # Sizes.
+
+    def find(self, size):
+        while self.parent.get(size, size) != size:
+            size = self.parent[size]
+        return size
+
+    def union(self, a, b) -> None:
+        a, b = self.find(a), self.find(b)
+        if a != b:
+            self.parent[b if isinstance(a, int) else a] = a if isinstance(a, int) else b
+
+    def axes(self, ref: str) -> tuple:
+        t = self.p.types.get(ref)
+        return () if t is None else tuple([1 if is_one(s) else self.find(s) for s in t.sizes])
+
+    # Passes.
+
+    def after_edges(self) -> frozenset[str]:
+        """Values that a fold over edges goes into."""
+        found: set[str] = set()
+        for line in self.lines:
+            if any(a in found for a in line.args) or self.over_edges(line):
+                found.update(line.outs)
+        return frozenset(found)
+
+    def over_edges(self, line: Line) -> bool:
+        if line.op != "reduce":
+            return line.op == "scan"
+        places = {self.p.types[a].place for a in folded_args(line) if a in self.p.types}
+        return line.attrs[0] != "shared" or "edge" in places or {"src", "dst"} <= places
+
+    def passes(self) -> tuple[Pass, ...]:
+        p = self.p
+        if p.batch:
+            raise Refused("a batch dimension (vmap)")
+        folds = [line for line in self.lines if self.over_edges(line)]
+        for line in folds:
+            if line.op == "scan" and (line.attrs[0] != "forward" or len(line.outs) > int(line.attrs[2])):
+                raise Refused("what a user's reducer leaves at every edge, for its gradient")
+            if line.op == "reduce" and line.attrs[0] != "shared" and line.attrs[1] not in FOLDS:
+                raise Refused(f"the reducer {line.attrs[1]} to {line.attrs[0]}")
+        stored = tuple(dict.fromkeys([r for r in p.returns if p.types[r].place == "edge"]))
+        shared = tuple([line for line in folds if line.attrs[0] == "shared"])
+        owned = {owner: tuple([x for x in folds if owner_of(x) == owner]) for owner in ("dst", "src")}
+        first = "dst" if owned["dst"] or not owned["src"] else "src"
+        # sums of matrices take most registers: they are visited for themselves
+        large = tuple([line for line in shared if line.attrs[1] != "sum"])
+        small = tuple([line for line in shared if line.attrs[1] == "sum"])
+        passes = [
+            self.one(owner, owned[owner], small if owner == first else (), stored if owner == first else ())
+            for owner in ("dst", "src")
+            if owned[owner] or (owner == first and (small or stored))
+        ]
+        passes = self.exported(passes)
+        return (*passes, self.one("dst", (), large, ())) if large else tuple(passes)
+
+    def one(self, owner: str, folds: tuple, shared: tuple, stored: tuple) -> Pass:
+        found = _Closure(self, owner)
+        for line in (*folds, *shared):
+            for a in folded_args(line):
+                found.need(a)
+        for r in stored:
+            found.need(r)
+        mine = {o for line in folds for o in line.outs}
+        for line in self.lines:
+            if found.follows(line, mine):
+                mine.add(line.outs[0])
+        lines = tuple([x for x in self.lines if x.outs[0] in found.computed or (x.outs[0] in mine and x not in folds)])
+        inside = {x.outs[0] for x in lines}
+        results = tuple(
+            [
+                o
+                for line in self.lines
+                for o in line.outs
+                if o in mine and (o in self.p.returns or any(r.outs[0] not in inside for r in self.readers.get(o, ())))
+            ]
+        )
+        return Pass(owner, folds, shared, stored, lines, tuple(found.inputs), results)
+
+    def exported(self, passes: list[Pass]) -> list[Pass]:
+        """What the first pass computes of its owners on the way, and the second gathers: it stores that as well."""
+        if len(passes) < 2:
+            return passes
+        one, two = passes
+        own = {line.outs[0] for line in one.lines if self.p.types[line.outs[0]].place == one.owner}
+        more = tuple([r for r in two.inputs if r in own and r not in one.results])
+        return [replace(one, results=(*one.results, *more)), two]
+
+
+class _Closure:
+    """The lines that a value needs inside a kernel, down to the tensors it reads."""
+
+    def __init__(self, analysis: Analysis, owner: str) -> None:
+        self.a, self.owner = analysis, owner
+        self.computed: set[str] = set()
+        self.inputs: dict[str, None] = {}
+
+    def need(self, ref: str) -> None:
+        p = self.a.p
+        if ref in self.computed or ref in self.inputs or read_number(ref) is not None:
+            return
+        line, place = self.a.defined.get(ref), p.types[ref].place if ref in p.types else "shared"
+        if place == "edge" and line is not None:
+            if line.op not in EDGE:
+                raise Refused(f"{line.op} on the edge")
+            self.compute(line)
+        elif line is not None and (self.fits(ref) or len(self.sources(ref)) == 1):
+            self.compute(line)
+        else:
+            self.inputs[ref] = None
+
+    def compute(self, line: Line) -> None:
+        self.computed.add(line.outs[0])
+        for k, a in enumerate(read_args(line)):
+            if (line.op == "linear" and k == 1) or (line.op == "gather" and k == 0):
+                self.inputs[a] = None  # a matrix, a table: read where it lies
+            else:
+                self.need(a)
+
+    def fits(self, ref: str) -> bool:
+        """Whether the kernel computes a node or shared value: cheap work on what the owner holds anyway."""
+        place = self.a.p.types[ref].place if ref in self.a.p.types else "shared"
+        line = self.a.defined.get(ref)
+        if line is None:
+            return place in ("shared", self.owner)
+        if ref in self.a.late or place not in ("shared", self.owner):
+            return False
+        return line.op in (SHARED if place == "shared" else NODE) and all(
+            self.fits(a) or self.a.p.types[a].place == "shared" for a in read_args(line) if a in self.a.p.types
+        )
+
+    def sources(self, ref: str) -> set[str]:
+        """The fields that a value of the other end follows from, number by number; a gather of one does for all."""
+        place, line = self.a.p.types[ref].place if ref in self.a.p.types else "shared", self.a.defined.get(ref)
+        if place == "shared":
+            return set() if self.fits(ref) else {ref, ""}
+        if line is None:
+            return {ref}
+        if line.op not in ALIKE or ref in self.a.late:
+            return {ref, ""}
+        return set().union(*[self.sources(a) for a in line.args])
+
+    def follows(self, line: Line, mine: set[str]) -> bool:
+        """Whether a line after the fold is node work on what the kernel has."""
+        if line.op not in NODE or self.a.p.types[line.outs[0]].place != self.owner or line.outs[0] not in self.a.late:
+            return False
+        if not all(a in mine or self.fits(a) for a in line.args if a in self.a.p.types):
+            return False
+        for a in line.args:
+            if a not in mine:
+                self.need(a)
+        return True
+
+
+def read_args(line: Line) -> tuple[str, ...]:
+    """The arguments whose values a line reads; of the others it reads the shape."""
+    return line.args[: SHAPES.get(line.op)]
+
+
+def owner_of(line: Line) -> str:
+    """Where a fold's result lives."""
+    return "dst" if line.op == "scan" else line.attrs[0]
+
+
+def folded_args(line: Line) -> tuple[str, ...]:
+    if line.op == "scan":
+        return line.args
+    return line.args[:2] if line.attrs[1] == "scatter" else line.args
+
+
+def sums_of_rows(p: Program) -> tuple[Line, ...]:
+    """The lines, where a sum over rows of sums over their edges is one sum over edges."""
+    readers: dict[str, int] = {}
+    for line in p.lines:
+        for a in line.args:
+            readers[a] = readers.get(a, 0) + 1
+    lines: list[Line] = []
+    gone: set[str] = set()
+    for line in p.lines:
+        inner = p.definitions.get(line.args[0]) if line.args else None
+        if (
+            line.op == "reduce"
+            and line.attrs == ("shared", "sum")
+            and inner is not None
+            and inner.op == "reduce"
+            and inner.attrs[1] == "sum"
+            and readers[line.args[0]] == 1
+            and line.args[0] not in p.returns
+            and p.types[inner.args[0]].place == "edge"
+            and len(p.types[inner.args[0]].sizes) == len(p.types[line.outs[0]].sizes)
+        ):
+            gone.add(line.args[0])
+            line = Line(line.outs, line.op, inner.args, line.attrs)
+        lines.append(line)
+    return tuple([line for line in lines if line.outs[0] not in gone])

@@ -1,0 +1,52 @@
+"""Whether PyTorch's dispatcher would do anything but go to the next kernel of tiga::propagate.
+
+To ask it costs as much as to trace an edge function. What is asked here of its state is what it would ask itself.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def _bits(*names: str) -> int:
+    """Dispatch keys as a set of bits."""
+    bits = 0
+    for name in names:
+        bits |= torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr()
+    return bits
+
+
+_included, _excluded, _keys = (
+    torch._C._dispatch_tls_local_include_set,
+    torch._C._dispatch_tls_local_exclude_set,
+    torch._C._dispatch_keys,
+)
+_MODES = ~_bits("BackendSelect", "ADInplaceOrView")  # all but what is always included
+_AUTOCAST, _AUTOGRAD = _bits("AutocastCPU", "AutocastCUDA"), _bits("AutogradFunctionality")
+# dense tensors, as they are made outside and inside inference mode
+_PLAIN = {
+    _bits(device, *more)
+    for device in ("CPU", "CUDA")
+    for more in (("ADInplaceOrView", "Autograd" + device, "Autocast" + device), ("Autocast" + device,))
+}
+
+
+def is_plain(tensors: list[Tensor]) -> bool:
+    """Whether what follows autograd is the implementation: no mode is on, no tensor is more than dense memory."""
+    return not _included().raw_repr() & _MODES and _PLAIN.issuperset([_keys(t).raw_repr() for t in tensors])
+
+
+def is_unseen(tensors: list[Tensor]) -> bool:
+    """Whether nothing looks at the call before autograd, nor between it and the implementation."""
+    return (
+        _excluded().raw_repr() & _AUTOCAST == _AUTOCAST  # where it is off
+        and not torch.overrides.has_torch_function(tensors)
+        and not torch.autograd._profiler_enabled()
+        and is_plain(tensors)
+    )
+
+
+def is_below_autograd() -> bool:
+    """Whether autograd is passed by, as in inference mode."""
+    return bool(_excluded().raw_repr() & _AUTOGRAD)
