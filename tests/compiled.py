@@ -7,7 +7,7 @@ import tempfile
 
 import torch
 
-from tiga.codegen import launch
+from tiga.codegen import kernels, launch
 from tiga.ops import tiles
 from tiga.ops.propagate import allocate
 from tiga.parser import parse
@@ -64,7 +64,7 @@ def usage(text, arguments, capability):
 
     def runner(source, values, plan, grid, device):
         kernel = compile_for(
-            launch.load(source), values, {"num_warps": plan.warps, "num_stages": plan.stages}, capability
+            kernels.load(source), values, {"num_warps": plan.warps, "num_stages": plan.stages}, capability
         )
         spilled = spilled_bytes(kernel)
         found.setdefault(source, []).append((plan, spilled))

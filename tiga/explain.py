@@ -40,7 +40,7 @@ class Artifacts(Mapping[str, str]):
     def __init__(self, programs: tuple[str, ...], sources: tuple[str, ...] = ()) -> None:
         self._texts = {"domain": "\n\n".join(programs)}
         if sources:
-            from tiga.codegen.launch import compiled_text
+            from tiga.codegen.kernels import compiled_text
 
             self._texts["kernel"] = "\n\n".join(sources)
             for level in ("ttir", "ttgir", "ptx"):

@@ -118,7 +118,7 @@ def find_block(
 def load_rows(base, rows, more, stride_row, stride_feature, live, D: tl.constexpr, BLOCK_D: tl.constexpr):
     """[rows, BLOCK_D]: rows that are not live and features that do not exist are 0. live None: all are."""
     d = tl.arange(0, BLOCK_D)
-    at = base + (rows.to(tl.int64) * stride_row + more)[:, None] + d[None, :] * stride_feature
+    at = base + (rows.to(tl.int64) * stride_row + more)[:, None] + d[None, :] * tl.cast(stride_feature, tl.int64)
     if live is None:
         if D == BLOCK_D:
             return tl.load(at)

@@ -270,7 +270,7 @@ class Emitter(FoldEmitter):
         packed = self.work.packed
         more = f"h{self.work.axes.index(packed)} * {n}_h{self.work.axes.index(packed)}" if packed in x.heads else "0"
         cast = f".to({TRITON[wide]})"
-        at = f"{n} + c * {n}_d"
+        at = f"{n} + c * tl.cast({n}_d, tl.int64)"
         if x.side == "shared":
             text, shape = f"tl.load({at}{' + ' + more if more != '0' else ''}){cast}", "m" if more != "0" else ""
         elif x.side == "own":
@@ -278,7 +278,8 @@ class Emitter(FoldEmitter):
         elif x.side == "far":
             text, shape = f"load_numbers({at}, other, 0, {n}_row, other < num_other){cast}", "n"
         else:
-            text, shape = f"tl.load({self.edge_row(x)} + c * {n}_d, mask={self.live()}, other=0){cast}", "mn"
+            row = f"{self.edge_row(x)} + c * tl.cast({n}_d, tl.int64)"
+            text, shape = f"tl.load({row}, mask={self.live()}, other=0){cast}", "mn"
         self.put(self.depth, f"{n}_c = {text}")
         self.edges.known[x.ref] = Value(f"{n}_c", shape, wide)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tiga import passes
 from tiga.codegen.emit_rows import Emitter, Source
-from tiga.codegen.launch import keep, load
+from tiga.codegen.kernels import keep, load, precision
 from tiga.codegen.plan_rows import Plan, plans, split_of
 from tiga.codegen.rows import Analysis, Pass, Refused
 from tiga.program import Program, evaluate_size
@@ -102,7 +102,7 @@ def launch(p: Program, ready: Prepared, tensors: dict, shapes: tuple, graph: Lis
     device = graph.col.device
     tensors["list", "items"], tensors["list", "merges"], tensors["list", "col"] = graph.items, graph.merges, graph.col
     tensors["list", "number_of"] = graph.col if graph.number is None else graph.number
-    key: list[Any] = [ready, rows, graph.num_far, graph.number is None, device, precision()]
+    key: list[Any] = [ready, rows, graph.num_far, graph.number is None, device, precision(4, device)]
     for name in (*ready.given, ("list", "items"), ("list", "merges"), ("list", "col"), ("list", "number_of")):
         t = tensors[name]
         if isinstance(t, Tensor):
@@ -245,7 +245,8 @@ def arguments(source: Source, plan: Plan, tensors: dict, numbers: dict, sizes: d
             values.append(layout(what, rest, tensors))
     for a in source.axes:
         values += [sizes[a], block(sizes[a])]
-    return [*values, plan.rows, plan.block_e, precision()], tuple(changing)
+    device = tensors["list", "items"].device
+    return [*values, plan.rows, plan.block_e, precision(4, device)], tuple(changing)
 
 
 def layout(what: str, rest: list, tensors: dict) -> int:
@@ -256,11 +257,6 @@ def layout(what: str, rest: list, tensors: dict) -> int:
     if what == "rows":
         return t.shape[0]
     return t.stride(rest[1])
-
-
-def precision() -> str:
-    """Of float32 products on tensor cores: three of their roundings, or the one that torch was allowed."""
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
 
 
 def compiled(fn: Any, values: list, plan: Plan, device: Any) -> Any:
