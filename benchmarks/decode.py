@@ -14,11 +14,11 @@ from benchmarks.measure import (
     Setting,
     Table,
     a_call,
-    attempt,
     check,
     copy_bandwidth,
     figure,
     milliseconds,
+    of_each,
     relative,
     replayed,
 )
@@ -50,23 +50,17 @@ def line(setting: Setting, rows: int, copied: dict[str, float]) -> Line:
     runs = {"tiga": ours, "SDPA": partial(peers.sdpa, None, q, k, v, enable_gqa=True)}
     runs["cuDNN"] = partial(peers.sdpa, "cuDNN", q, k, v, enable_gqa=True)
     runs["FlexAttention"] = partial(peers.fresh_flex(), q, k, v, enable_gqa=True, scale=WIDTH**-0.5)
-    want, found, why = exact(q, k, v), {}, ""
+    want = exact(q, k, v)
 
-    def measure(run) -> tuple[float, float, float]:
+    def measure(name: str) -> tuple[float, float, float]:
+        run = runs[name]
         with torch.no_grad():
             error = relative(run()[0], want)
             check("a peer or tiga against float64", error, 0.0, 2e-2)
             replay = replayed(run, setting)
             return error, a_call(run, setting), 1000 * milliseconds(replay, setting)
 
-    for name, run in runs.items():
-        figures, said = attempt(lambda run=run: measure(run), setting)
-        if figures is not None:
-            found[name] = figures
-        elif name == "tiga":
-            raise RuntimeError(said)
-        else:
-            why += f"{name} failed: {said}. "
+    found, why = of_each(runs, measure, setting)
     if "SDPA" in found:
         check("out", found["tiga"][0], found["SDPA"][0], ROUNDING)
     if not copied:

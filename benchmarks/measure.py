@@ -73,25 +73,23 @@ def a_call(fn: Callable[[], Any], setting: Setting, calls: int = 100, batches: i
     """Microseconds of one call, host and device: the median of batches of calls between two synchronizations."""
     for _ in range(max(1, calls // 10)):
         fn()
-    times = []
-    for _ in range(batches):
-        synchronize(setting)
-        start = time.perf_counter_ns()
-        for _ in range(calls):
-            fn()
-        synchronize(setting)
-        times.append((time.perf_counter_ns() - start) / calls)
-    return statistics.median(times) / 1000
+    return _batches(fn, setting, calls, batches, wait=True)
 
 
 def host_call(fn: Callable[[], Any], setting: Setting, calls: int = 50, batches: int = 15) -> float:
     """Microseconds that the host spends on one call; the device works on behind it."""
+    return _batches(fn, setting, calls, batches, wait=False)
+
+
+def _batches(fn: Callable[[], Any], setting: Setting, calls: int, batches: int, wait: bool) -> float:
     times = []
     for _ in range(batches):
         synchronize(setting)
         start = time.perf_counter_ns()
         for _ in range(calls):
             fn()
+        if wait:
+            synchronize(setting)
         times.append((time.perf_counter_ns() - start) / calls)
     synchronize(setting)
     return statistics.median(times) / 1000
@@ -215,6 +213,21 @@ def attempt(fn: Callable[[], Any], setting: Setting) -> Any:
             clear(setting)
         except RuntimeError as e:  # a fault of the device ends all that follows; each line says so
             print(e, file=sys.stderr)
+
+
+def of_each(runs: dict[str, Any], measure: Callable[[str], Any], setting: Setting) -> tuple[dict[str, Any], str]:
+    """(figures by name, which peers failed and how); that tiga fails is an error."""
+    found: dict[str, Any] = {}
+    why = []
+    for name in runs:
+        figures, said = attempt(lambda name=name: measure(name), setting)
+        if figures is not None:
+            found[name] = figures
+        elif name == "tiga":
+            raise RuntimeError(said)
+        else:
+            why.append(f"{name} failed: {said}.")
+    return found, " ".join(why)
 
 
 def figure(x: float) -> str:

@@ -26,6 +26,7 @@ from benchmarks.measure import (
     figure,
     host_call,
     milliseconds,
+    of_each,
     peak_mib,
     relative,
     replayed,
@@ -54,7 +55,6 @@ def published(setting: Setting, rows: int, heads: int, causal: bool) -> Line:
     }
     mask = torch.ones(rows, rows, dtype=torch.bool, device=setting.device).tril() if causal else None
     exact = peers.plain(q.double(), k.double(), v.double(), mask)[0]
-    found, why = {}, ""
 
     def measure(name: str) -> tuple[float, ...]:
         run = runs[name]
@@ -65,14 +65,7 @@ def published(setting: Setting, rows: int, heads: int, causal: bool) -> Line:
             once, many = replayed(run, setting), replayed(run, setting, calls=20)
             return a_call(run, setting), a_call(once, setting), 1000 * milliseconds(many, setting) / 20
 
-    for name in runs:
-        figures, said = attempt(lambda name=name: measure(name), setting)
-        if figures is not None:
-            found[name] = figures
-        elif name == "tiga":
-            raise RuntimeError(said)
-        else:
-            why += f"{name} failed: {said}. "
+    found, why = of_each(runs, measure, setting)
     cells = [" / ".join(map(figure, found[name])) if name in found else "failed" for name in runs]
     ratios = [
         " / ".join(f"{a / b:.2f}x" for a, b in zip(found["tiga"], found[name])) if name in found else ""

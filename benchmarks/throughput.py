@@ -11,7 +11,7 @@ from torch import Tensor
 
 import tiga as tg
 from benchmarks import peers
-from benchmarks.measure import Line, Setting, Table, attempt, check, figure, milliseconds, pair, peak_mib, relative
+from benchmarks.measure import Line, Setting, Table, check, figure, milliseconds, of_each, pair, peak_mib, relative
 
 BACKWARD = 2.5  # of the forward's matrix products
 CHUNK = 2048  # rows of the float64 reference at once
@@ -213,15 +213,8 @@ class Work:
 
     def line(self) -> Line:
         setting, head = self.setting, (self.batch - 1, self.heads - 1)
-        exact, found, why = self.exact(*head), {}, ""
-        for name, run in self.runs().items():
-            figures, said = attempt(lambda run=run: self.measure(run, exact, head), setting)
-            if figures is not None:
-                found[name] = figures
-            elif name == "tiga":
-                raise RuntimeError(said)
-            else:
-                why += f" {name} failed: {said}."
+        exact, runs = self.exact(*head), self.runs()
+        found, why = of_each(runs, lambda name: self.measure(runs[name], exact, head), setting)
         lowering = self.lowering()
         if setting.on_gpu and "composite" in lowering:
             raise RuntimeError(f"no kernel ran: lowering {lowering}")
@@ -237,7 +230,7 @@ class Work:
             *[times(speed["tiga"], speed.get(name)) for name in ("FlexAttention", "varlen_attn")],
             pair((ours.peak, flex.peak)) if flex else figure(ours.peak),
             " / ".join(f"{max(f.errors):.1e}" for f in (ours, flex) if f),
-            lowering + why,
+            f"{lowering} {why}".strip(),
         ]
         return Line(tuple(cells), speed)
 

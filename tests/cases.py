@@ -159,6 +159,14 @@ class Attention(tg.MessagePassing):
         return self.reducer((src.key * dst.query).sum(dim=-1) * scale, src.value)
 
 
+class Capped(tg.MessagePassing):
+    reducer = tg.online_softmax()
+
+    def edge(self, src, dst, edge, scale):
+        score = (src.key * dst.query).sum(-1) * scale
+        return self.reducer(torch.tanh(score / 30) * 30, src.value)
+
+
 class AttentionLse(tg.MessagePassing):
     reducer = tg.online_softmax(return_lse=True)
 

@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 from cases import replaced, tensors
+from compiled import float32_products
 from test_cases import assert_accurate, every
 from test_examples import EXAMPLES, RUNS
 from test_gpu_sample import Attention
@@ -151,15 +152,15 @@ def test_memory_is_that_of_the_rows(make):
     assert torch.cuda.max_memory_allocated() - before < n * n * 2
 
 
-def test_tf32_is_taken_only_where_torch_allows_it(monkeypatch):
+def test_tf32_is_taken_only_where_torch_allows_it():
     q, k, v = (torch.randn(300, 2, 64, device=DEVICE) for _ in range(3))
     attend = lambda *x: Attention()(graph=graph, src={"key": x[1], "value": x[2]}, dst={"query": x[0]}, scale=0.125)
     graph = tg.Graph.triangular(300)
     exact = attend(q.double(), k.double(), v.double())
     error = lambda: ((attend(q, k, v) - exact).norm() / exact.norm()).item()
     assert error() < 1e-6
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
-    assert 1e-5 < error() < 3e-3
+    with float32_products("tf32"):
+        assert 1e-5 < error() < 3e-3
 
 
 def test_rows_that_are_no_neighbours_never_leak():

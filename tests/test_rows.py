@@ -4,11 +4,11 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 
 import pytest
 import torch
-from cases import Attention, Own
+from cases import Attention, Capped, Own
+from compiled import compile_for, used
 from torch import nn
 from torch.nn.functional import leaky_relu
 
@@ -94,14 +94,6 @@ def test_forward_backward_and_twice_are_kernels():
     assert [len(sources(text)[0]) for text in (call.program, first, twice)] == [1, 2, 2]
 
 
-class Capped(tg.MessagePassing):
-    reducer = tg.online_softmax()
-
-    def edge(self, src, dst, edge, scale):
-        score = (src.key * dst.query).sum(-1) * scale
-        return self.reducer(torch.tanh(score / 30) * 30, src.value)
-
-
 def test_another_edge_function_is_another_kernel():
     x = torch.randn(8, 2, 16)
     fields = {"src": {"key": x, "value": x}, "dst": {"query": x}}
@@ -170,53 +162,6 @@ def test_plans_do_not_follow_edge_counts():
 
 # Machine code, without a GPU.
 
-_POINTERS = {
-    torch.bfloat16: "*bf16",
-    torch.float32: "*fp32",
-    torch.float64: "*fp64",
-    torch.int64: "*i64",
-    torch.int32: "*i32",
-}
-
-
-def compiled(fn, arguments, warps, capability):
-    """The kernel that a launch with these arguments would compile."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    signature, constants, hints = {}, {}, {}
-    for k, (name, parameter, value) in enumerate(zip(fn.arg_names, fn.params, arguments)):
-        if parameter.is_constexpr or (type(value) is int and value == 1 and not parameter.do_not_specialize):
-            constants[name], signature[name] = value, "constexpr"
-        elif isinstance(value, torch.Tensor):
-            signature[name], hints[(k,)] = _POINTERS[value.dtype], [["tt.divisibility", 16]]
-        elif isinstance(value, float):
-            signature[name] = "fp64"
-        else:
-            signature[name] = "i32"
-            if value % 16 == 0 and not parameter.do_not_specialize:
-                hints[(k,)] = [["tt.divisibility", 16]]
-    source = ASTSource(fn, signature, constants, hints)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
-
-
-def usage(kernel):
-    """(registers, spilled bytes, barriers)"""
-    import triton
-
-    tool = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "cuobjdump")
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "kernel.cubin")
-        with open(path, "wb") as f:
-            f.write(kernel.asm["cubin"])
-        text = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
-    return (
-        int(re.search(r"REG:(\d+)", text)[1]),
-        int(re.search(r"STACK:(\d+)", text)[1]),
-        kernel.asm["ptx"].count("bar.sync"),
-    )
-
 
 def chosen(text, tensors, ints, scalars, capability, monkeypatch):
     """(plan, registers, spilled bytes, barriers) of each kernel that would be launched, merges included."""
@@ -224,9 +169,10 @@ def chosen(text, tensors, ints, scalars, capability, monkeypatch):
 
     def made(source, plan, grid, named, numbers, sizes, device):
         values = launch_rows.arguments(source, plan, named, numbers, sizes)[0]
-        used = usage(compiled(launch_rows.load(source.text), values, plan.warps, capability))
-        found[source] = (plan, *used)
-        return launch_rows.Call(lambda grid, values: None, grid, [], (), used[1])
+        kernel = compile_for(launch_rows.load(source.text), values, {"num_warps": plan.warps}, capability, "fp64")
+        registers, spilled = used(kernel)
+        found[source] = (plan, registers, spilled, kernel.asm["ptx"].count("bar.sync"))
+        return launch_rows.Call(lambda grid, values: None, grid, [], (), spilled)
 
     monkeypatch.setattr(launch_rows, "made", made)
     monkeypatch.setattr(launch_rows, "_records", {})

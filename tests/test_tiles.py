@@ -7,10 +7,13 @@ import sys
 
 import pytest
 import torch
-from cases import CASES, Attention
+from cases import CASES, Attention, Capped
+from compiled import float32_products
 
 import tiga as tg
 from tiga.adjoint import adjoint, augment
+from tiga.codegen import kernels
+from tiga.codegen.launch import Call
 from tiga.ops import tiles
 from tiga.parser import parse
 
@@ -68,14 +71,6 @@ def test_forward_backward_and_twice_are_kernels():
     assert [len(sources(text)[0]) for text in (full, first, twice)] == [1, 2, 3]
 
 
-class Capped(tg.MessagePassing):
-    reducer = tg.online_softmax()
-
-    def edge(self, src, dst, edge, scale):
-        score = (src.key * dst.query).sum(-1) * scale
-        return self.reducer(torch.tanh(score / 30) * 30, src.value)
-
-
 def test_another_edge_function_is_another_kernel():
     graph = tg.Graph.triangular(8)
     (plain,), (capped,) = (sources(call(cls(), graph).program)[0] for cls in (Attention, Capped))
@@ -96,6 +91,16 @@ def test_sizes_and_scales_make_no_other_kernel():
 )
 def test_what_does_not_fit_says_why(dtype, graph, reason):
     assert sources(call(Attention(), graph, dtype).program) == ([], reason)
+
+
+@pytest.mark.parametrize("asked, wanted", [("none", "tf32x3"), ("tf32", "tf32"), ("ieee", "ieee")])
+def test_float32_products_are_made_as_torch_is_asked(asked, wanted):
+    """By the newer name of the setting, after which the older one can no longer be read."""
+    cpu, tensors = torch.device("cpu"), [torch.randn(4, 1, 8)] * 3
+    p = parse(call(Attention(), tg.Graph.dense(4)).program)
+    with float32_products(asked):
+        assert (kernels.precision(4, cpu), kernels.precision(2, cpu)) == (wanted, "ieee")
+        assert Call(p, tensors, (4, 4), (1.0,), []).key[-1] == asked
 
 
 def test_refusals_of_the_cases():

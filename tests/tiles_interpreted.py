@@ -65,7 +65,10 @@ class Folds(tg.MessagePassing):
 def test_every_fold_is_merged(parts):
     query, key, value = torch.randn(3, 2, 16), torch.randn(900, 2, 16) / 4, torch.randn(900, 2, 16)
     graph = tg.Graph.dense(3, 900)
-    most, least, mean, total = Folds()(graph=graph, src={"key": key, "value": value}, dst={"query": query})
+    module = Folds()
+    most, least, mean, total = module(graph=graph, src={"key": key, "value": value}, dst={"query": query})
+    texts = module.ir("kernel")  # what ran: parts, then their merge
+    assert texts.count("in tl.range(0, splits") == texts.count("def propagate(") - texts.count("num_stages=MASKED") > 0
     score = torch.einsum("jhd,ihd->ijh", key, query)
     assert max(parts) > 1
     torch.testing.assert_close(most, score.amax(1))

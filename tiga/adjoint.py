@@ -52,20 +52,7 @@ def _augment_once(text: str) -> str:
             lines.append(Line(("%" + str(outs),), "to", (ref,), ("f32",)))
             ref, outs = "%" + str(outs), outs + 1
         returns.append(ref)
-    return to_text(
-        Program(
-            p.kind,
-            p.relation_tensors,
-            p.reverse,
-            p.batch,
-            p.operands,
-            p.scalars,
-            tuple(lines),
-            tuple(returns),
-            {},
-            functions=p.functions,
-        )
-    )
+    return to_text(p.untyped(lines=tuple(lines), returns=tuple(returns)))
 
 
 @functools.lru_cache(8192)

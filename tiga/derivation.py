@@ -116,16 +116,10 @@ class Derivation:
 
     def finish(self, outputs: list[tuple[int | None, Value]]) -> Derived:
         p = self.p
-        whole = Program(
-            p.kind,
-            p.relation_tensors,
-            p.reverse,
-            p.batch,
-            tuple(self.operands),
-            p.scalars,
-            tuple(self.builder.lines),
-            tuple([v.ref for _, v in outputs]),
-            {},
+        whole = p.untyped(
+            operands=tuple(self.operands),
+            lines=tuple(self.builder.lines),
+            returns=tuple([v.ref for _, v in outputs]),
             functions=tuple(self.builder.functions),
         )
         small = prune(whole, whole.returns)

@@ -16,6 +16,7 @@ is read by the small parser of tiga.parser, verified before any use, and never e
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from dataclasses import dataclass, field
@@ -82,6 +83,10 @@ class Program:
     @property
     def num_tensors(self) -> int:
         return len(self.operands) + self.relation_tensors
+
+    def untyped(self, **changed: Any) -> Program:
+        """The same head with other lines and returns, whose types are not known yet."""
+        return dataclasses.replace(self, types={}, conditions=(), definitions={}, **changed)
 
     def reduces(self) -> tuple[Line, ...]:
         return tuple([line for line in self.lines if line.op == "reduce"])
@@ -244,18 +249,8 @@ def prune(p: Program, returns: tuple[str, ...]) -> Program:
     operands = tuple([o for o in p.operands if o.ref in live])
     scalars = tuple([s for s in p.scalars if s in live])
     lines, functions = used_functions(lines, p.functions)
-    return Program(
-        p.kind,
-        p.relation_tensors,
-        p.reverse,
-        p.batch,
-        operands,
-        scalars,
-        lines,
-        tuple([names.get(r, r) for r in returns]),
-        {},
-        functions=functions,
-    )
+    returned = tuple([names.get(r, r) for r in returns])
+    return p.untyped(operands=operands, scalars=scalars, lines=lines, returns=returned, functions=functions)
 
 
 def used_functions(

@@ -108,6 +108,7 @@ def largest(x, AXIS: tl.constexpr):
 
 @triton.jit
 def smallest(x, AXIS: tl.constexpr):
+    """The smallest along a dimension; nan if there is one."""
     y = tl.min(x, AXIS)
     if x.dtype.is_floating():
         y = tl.where(tl.max((x != x).to(tl.int32), AXIS) > 0, float("nan"), y)

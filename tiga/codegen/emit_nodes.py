@@ -16,7 +16,7 @@ from tiga.types import compute_dtype
 
 HEAD = """import triton
 import triton.language as tl
-from tiga.codegen.device import careful, features, features_only, find_block, further, further_of, gathered
+from tiga.codegen.device import careful, features, features_only, find_block, further, gathered
 from tiga.codegen.device import load_numbers, load_rows, part_of, place, poisoned, scattered, sign, store_rows
 from tiga.codegen.device import tanh, uniform
 
@@ -107,9 +107,7 @@ class RowEmitter:
             add(n, "tensor", x.ref)
             if x.side != "shared" or x.mode == "table":
                 add(n + "_row", "row", x.ref)
-            for k, a in enumerate(work.axes):
-                if a in x.heads:
-                    add(f"{n}_h{k}", "stride", x.ref, x, a)
+            self.strides(n, x.heads, "stride", x.ref, x)
             if x.mode in ("vector", "column"):
                 add(n + "_d", "stride", x.ref, x, x.vector)
             if x.mode == "table":
@@ -118,22 +116,16 @@ class RowEmitter:
             for k, o in enumerate(work.outputs):
                 add(f"out{k}", "output", "node", k)
                 add(f"out{k}_row", "output row", "node", k)
-                for j, a in enumerate(work.axes):
-                    if a in o.dims:
-                        add(f"out{k}_h{j}", "output stride", "node", k, a)
+                self.strides(f"out{k}", o.dims, "output stride", "node", k)
         for k, o in work.tables.items():
             add(f"table{k}", "table", k)
             add(f"table{k}_row", "table row", k)
-            for j, a in enumerate(work.axes):
-                if a in o.dims[:-1]:
-                    add(f"table{k}_h{j}", "table stride", k, a)
+            self.strides(f"table{k}", o.dims[:-1], "table stride", k)
         if self.stage != "merge":
             for k, o in enumerate(work.edge_outputs):
                 add(f"edge{k}", "output", "edge", k)
                 add(f"edge{k}_row", "output row", "edge", k)
-                for j, a in enumerate(work.axes):
-                    if a in o.dims:
-                        add(f"edge{k}_h{j}", "output stride", "edge", k, a)
+                self.strides(f"edge{k}", o.dims, "output stride", "edge", k)
         if self.stage != "whole":
             for k, f in enumerate(work.folds):
                 for j, _ in enumerate(self.states(f)):
@@ -154,6 +146,12 @@ class RowEmitter:
             add(f"C{k}", "size", a)
         for name in ("BLOCK_M", "BLOCK_N", "MASKED", "PRECISION"):
             add(name, name)
+
+    def strides(self, name: str, dims: tuple, kind: str, *of: Any) -> None:
+        """One argument for each head that a tensor has."""
+        for k, a in enumerate(self.work.axes):
+            if a in dims:
+                self.parameters.append(Parameter(f"{name}_h{k}", kind, (*of, a)))
 
     def signature(self) -> None:
         constants = ("width", "block", "BLOCK_M", "BLOCK_N", "MASKED", "PRECISION")

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import linecache
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,18 +25,21 @@ def load(text: str) -> Any:
 
 
 def precision(itemsize: int, device: torch.device) -> str:
-    """How products of 32-bit vectors are made: of three tf32 products each, which keeps float32's digits.
+    """How products of 32-bit vectors are made: of three tf32 products each, which keeps about float32's digits.
 
-    tf32 where torch's setting allows it; "ieee", one number at a time, where that setting asks for it or the device has
-    no tf32.
+    "tf32" or "ieee", one number at a time and much slower, where `torch.backends.cuda.matmul.fp32_precision` asks for
+    them - the older `allow_tf32` and `set_float32_matmul_precision` set it as well; "ieee" on devices without tf32.
     """
-    if itemsize < 4:
-        return "ieee"
-    if torch.backends.cuda.matmul.allow_tf32:
-        return "tf32"
-    asked = getattr(torch.backends.cuda.matmul, "fp32_precision", "none")
+    asked = float32_setting()
     old = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
-    return "ieee" if old or asked == "ieee" else "tf32x3"
+    if itemsize < 4 or old or asked == "ieee":
+        return "ieee"
+    return "tf32" if asked == "tf32" else "tf32x3"
+
+
+def float32_setting() -> str:
+    """What torch was asked of float32 products. Not `allow_tf32`: to read it raises once the newer name was set."""
+    return torch.backends.cuda.matmul.fp32_precision
 
 
 @functools.lru_cache(64)
@@ -54,25 +57,31 @@ def compiled_text(source: str, level: str) -> str:
     return made.asm.get(level, "") if made is not None else ""
 
 
-def runner(
-    text: str, values: list, plan: Plan, grid: tuple, device: torch.device
-) -> tuple[Callable[..., Any], int] | None:
-    """What launches the kernel with arguments like these, and the registers it spills; None where it does not fit."""
+class Runner(NamedTuple):
+    """run(*arguments) launches a kernel; spilled: its registers that went to memory; compiled: what the device runs."""
+
+    run: Callable[..., Any]
+    spilled: int
+    compiled: Any = None
+
+
+def runner(text: str, values: list, plan: Plan, grid: tuple, device: torch.device) -> Runner | None:
+    """What launches the kernel with arguments like these; None where it does not fit."""
     fn = load(text)
     if device.type != "cuda":  # Triton's interpreter
-        return lambda *arguments: fn[grid](*arguments, num_warps=plan.warps, num_stages=plan.stages), 0
+        return Runner(lambda *arguments: fn[grid](*arguments, num_warps=plan.warps, num_stages=plan.stages), 0)
     made = compiled(text, fn, values, plan, device)
     if made is None:
         return None
     started = made[grid[0], 1, 1]
     if device.index in (None, torch.cuda.current_device()):
-        return started, made.n_spills
+        return Runner(started, made.n_spills, made)
 
     def elsewhere(*arguments: Any) -> None:
         with torch.cuda.device(device):
             started(*arguments)
 
-    return elsewhere, made.n_spills
+    return Runner(elsewhere, made.n_spills, made)
 
 
 def compiled(text: str, fn: Any, values: list, plan: Plan, device: Any) -> Any:
@@ -105,12 +114,9 @@ def _compile(text: str, fn: Any, values: list, plan: Plan, device: Any) -> Any:
             made._init_handles()  # loads it: only then are spills and shared memory known
     except OutOfResources:
         return None
-    keep(text, made)
     return made
 
 
 def keep(text: str, kernel: Any) -> None:
-    """Lets the levels of a kernel be read: of its first plan that was tried without spills, else of the last."""
-    held = _compiled.get(text)
-    if held is None or held.n_spills:
-        _compiled[text] = kernel
+    """Lets the levels of a kernel that is launched be read."""
+    _compiled[text] = kernel

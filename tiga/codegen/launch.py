@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +16,7 @@ from torch import Tensor
 from tiga import passes
 from tiga.codegen.emit_nodes import Parameter, RowEmitter, Source, states
 from tiga.codegen.emit_tiles import Emitter
-from tiga.codegen.kernels import multiprocessors, precision, runner
+from tiga.codegen.kernels import Runner, float32_setting, keep, multiprocessors, precision, runner
 from tiga.codegen.plan import MERGE, Plan, plans
 from tiga.codegen.tiles import Axes, Refused, Work
 from tiga.program import Program, evaluate_size
@@ -81,7 +83,7 @@ class Call:
         self.num_dst, self.num_src = (ints[1], ints[0]) if p.reverse else (ints[0], ints[1])
         shapes = tuple([t.shape for t in tensors])
         kinds = tuple([(t.stride(), t.dtype, t.data_ptr() & 15) for t in tensors])
-        self.key = (shapes, kinds, ints, self.device, torch.backends.cuda.matmul.allow_tf32)
+        self.key = (shapes, kinds, ints, self.device, float32_setting())
 
     @functools.cached_property
     def shapes(self) -> tuple:
@@ -98,7 +100,8 @@ class Call:
 class Record:
     """A launch as it was prepared: all arguments but those that change from call to call."""
 
-    run: Callable[..., Any]
+    text: str
+    runner: Runner
     arguments: tuple
     tensors: tuple[tuple[int, str], ...]  # (position, name)
     scalars: tuple[tuple[int, str], ...]
@@ -112,23 +115,37 @@ class Steps:
     records: tuple[Record, ...]
     states: tuple[tuple[str, tuple, torch.dtype], ...]
 
+    @property
+    def spilled(self) -> int:
+        return sum([record.runner.spilled for record in self.records])
 
-def launch(ready: Prepared, call: Call, spans: Callable[[Prepared, Call, int], dict[str, Any]]) -> None:
-    """Run one work: fill its results; `spans` gives what a kernel is told of the relation, for tiles of BLOCK_M."""
+    @functools.cached_property
+    def texts(self) -> tuple[str, ...]:
+        return tuple([record.text for record in self.records])
+
+
+def launch(ready: Prepared, call: Call, spans: Callable[[Prepared, Call, int], dict[str, Any]]) -> tuple[str, ...]:
+    """Run one work, filling its results; the texts that ran.
+
+    `spans` gives what a kernel is told of the relation, for tiles of BLOCK_M.
+    """
     known = _records.setdefault(ready, {})
     steps = known.get(call.key)
     if steps is None:
         if len(known) >= _MOST_RECORDS:
             known.clear()
         steps = known[call.key] = _Launch(ready, call, spans).steps()
+        for record in steps.records:
+            keep(record.text, record.runner.compiled)
     for name, shape, dtype in steps.states:
         call.tensors[name] = torch.empty(shape, dtype=dtype, device=call.device)
     told: dict[str, Any] = {}
     for record in steps.records:
         _run(record, ready, call, spans, told)
+    return steps.texts
 
 
-_records: dict[Prepared, dict] = {}
+_records: weakref.WeakKeyDictionary[Prepared, dict] = weakref.WeakKeyDictionary()
 
 
 def _run(record: Record, ready: Prepared, call: Call, spans: Any, told: dict[str, Any]) -> None:
@@ -144,7 +161,7 @@ def _run(record: Record, ready: Prepared, call: Call, spans: Any, told: dict[str
         arguments[at] = call.scalars[name]
     for at, k in record.outputs:
         arguments[at] = call.outputs[k]
-    record.run(*arguments)
+    record.runner.run(*arguments)
 
 
 class _Launch:
@@ -175,41 +192,47 @@ class _Launch:
         itemsize = max([self.call.tensors[x.ref].element_size() for x in vectors], default=4)
         sums = sum([f.field is not None for f in self.work.folds])
         self.precision = precision(itemsize, self.call.device)
-        self.loose = any([self.rows_side_by_side(x) for x in vectors])
+        scattered = [x.ref for x in vectors if self.rows_side_by_side(x)]
+        self.loose = bool(scattered)
+        if scattered and self.call.device.type == "cuda":
+            warnings.warn(
+                f"tiga: of {' and '.join(scattered)} the rows lie side by side in memory and the features apart: they "
+                "are read one number at a time, which is slow. Pass them with features side by side (.contiguous()).",
+                stacklevel=2,
+            )
         self.padded = padded
-        best: tuple[int, Steps] | None = None
+        best: Steps | None = None
         for plan in plans(max(padded.values(), default=16), itemsize, max(sums, 1), self.items):
             found = self.with_plan(plan)
-            if found is not None and (best is None or found[0] < best[0]):
+            if found is not None and (best is None or found.spilled < best.spilled):
                 best = found
-            if best is not None and best[0] == 0:
+            if best is not None and not best.spilled:
                 break
         if best is None:
             raise Refused(f"no plan fits vectors of {' and '.join(map(str, widths))} on this device")
-        return best[1]
+        return best
 
     def rows_side_by_side(self, x: Any) -> bool:
         """Whether a vector's features lie apart and its rows do not: read as vectors of rows these came out wrong."""
         t = self.call.tensors[x.ref]
         return x.side != "shared" and t.stride(0) == 1 and stride(t, x.dims, x.vector, True) > 1
 
-    def with_plan(self, plan: Plan) -> tuple[int, Steps] | None:
-        """(registers spilled, launches) with one plan; None where it does not fit."""
+    def with_plan(self, plan: Plan) -> Steps | None:
+        """The launches with one plan; None where it does not fit."""
         self.plan, self.splits = plan, 1
         self.splits = self.parts()
         stages = ("part", "merge") if self.splits > 1 else ("whole",)
         if self.ready.span == "blocks":
             stages = ("count", *stages)
         self.states.clear()
-        records, spilled = [], 0
+        records = []
         for stage in stages:
             self.plan = MERGE if stage == "merge" else plan
             found = self.record(stage)
             if found is None:
                 return None
-            spilled += found[0]
-            records.append(found[1])
-        return spilled, Steps(tuple(records), tuple([(n, *x) for n, x in self.states.items()]))
+            records.append(found)
+        return Steps(tuple(records), tuple([(n, *x) for n, x in self.states.items()]))
 
     def tiles(self) -> int:
         """Tiles of owners; of blocks at most so many."""
@@ -234,8 +257,8 @@ class _Launch:
         wanted = 2 * multiprocessors(self.call.device) // programs
         return max(1, min(wanted, self.other // (2 * self.plan.block_n)))
 
-    def record(self, stage: str) -> tuple[int, Record] | None:
-        """(registers spilled, launch) of one kernel; None where the plan does not fit."""
+    def record(self, stage: str) -> Record | None:
+        """The launch of one kernel; None where the plan does not fit."""
         source = self.ready.source(stage, self.loose) if stage != "count" else COUNT
         values, tensors, scalars, outputs = [], [], [], []
         made: dict[str, Any] = {}
@@ -267,12 +290,11 @@ class _Launch:
         found = runner(source.text, values, self.plan, grid, self.call.device)
         if found is None:
             return None
-        run, spilled = found
         for at, name in tensors:
             values[at] = self.plan.block_m if name[0] == "&" else None
         for at, _ in outputs:
             values[at] = None
-        return spilled, Record(run, tuple(values), tuple(tensors), tuple(scalars), tuple(outputs))
+        return Record(source.text, found, tuple(values), tuple(tensors), tuple(scalars), tuple(outputs))
 
     def value(self, kind: str, of: tuple, made: dict) -> Any:
         call = self.call

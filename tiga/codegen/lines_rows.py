@@ -12,22 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tiga.codegen.rows import Analysis, Pass, Refused
+from tiga.codegen.values import TRITON
 from tiga.primitives import PRIMITIVES
 from tiga.program import Line, read_number
 from tiga.types import Type, compute_dtype, promote
 
-TRITON = {
-    "bool": "tl.int1",
-    "u8": "tl.uint8",
-    "i8": "tl.int8",
-    "i16": "tl.int16",
-    "i32": "tl.int32",
-    "i64": "tl.int64",
-    "f16": "tl.float16",
-    "bf16": "tl.bfloat16",
-    "f32": "tl.float32",
-    "f64": "tl.float64",
-}
 EXTERNAL = ("pow", "tan", "atan", "atan2", "asin", "acos")
 """Functions of CUDA's library: Triton's interpreter has none of them."""
 WHERE = ("once", "row", "edge")

@@ -20,6 +20,7 @@ TRITON = {
     "f16": "tl.float16",
     "bf16": "tl.bfloat16",
     "f32": "tl.float32",
+    "f64": "tl.float64",
 }
 
 # m: owners, n: others, d: features. A shape joined with a wider one is written with the missing dimensions.

@@ -87,21 +87,9 @@ class _Autocast:
             cast = line.op == "linear" or line.outs[0] in inner
             args = tuple([self.cast(a) if cast else self.argument(a) for a in line.args])
             self.values[line.outs[0]] = self.builder.emit(line.op, args, line.attrs)
-        p = self.p
-        return to_text(
-            Program(
-                p.kind,
-                p.relation_tensors,
-                p.reverse,
-                p.batch,
-                p.operands,
-                p.scalars,
-                tuple(self.builder.lines),
-                tuple([self.values[r].ref for r in p.returns]),
-                {},
-                functions=tuple(self.builder.functions),
-            )
-        )
+        returns = tuple([self.values[r].ref for r in self.p.returns])
+        lines, functions = tuple(self.builder.lines), tuple(self.builder.functions)
+        return to_text(self.p.untyped(lines=lines, returns=returns, functions=functions))
 
     def inner_products(self) -> set[str]:
         """Products that are summed over their last feature, of a source's with a destination's."""

@@ -68,19 +68,10 @@ def _text(text: str, sizes: tuple) -> str:
             )
         else:
             values[line.outs[0]] = builder.emit(line.op, args, line.attrs)
+    returns = tuple([values[r].ref for r in p.returns])
+    lines, functions = tuple(builder.lines), tuple(builder.functions)
     return to_text(
-        Program(
-            p.kind,
-            p.relation_tensors,
-            p.reverse,
-            p.batch + 1,
-            tuple(operands),
-            p.scalars,
-            tuple(builder.lines),
-            tuple([values[r].ref for r in p.returns]),
-            {},
-            functions=tuple(builder.functions),
-        )
+        p.untyped(batch=p.batch + 1, operands=tuple(operands), lines=lines, returns=returns, functions=functions)
     )
 
 

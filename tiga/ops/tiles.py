@@ -63,12 +63,13 @@ def _run(plan: Tiles, kernels: tuple[Prepared, ...], call: Call, tensors: Any, s
         for line in plan.early:
             by_torch.node(line)
         call.tensors.update(by_torch.stored(plan))
+    ran: tuple[str, ...] = ()
     for ready in kernels:
         for o in ready.work.outputs:
             if o.result is None:
                 call.tensors[o.ref] = _buffer(call, ready, o)
-        launch(ready, call, spans)
-    passes.launched("launch-tiles", tuple([k.source().text for k in kernels]))
+        ran += launch(ready, call, spans)
+    passes.launched("launch-tiles", ran)
     if by_torch is not None:
         by_torch.take({o.ref: call.tensors[o.ref] for k in kernels for o in k.work.outputs if o.result is None})
         for ready in kernels:
