@@ -54,14 +54,10 @@ class Source:
 
 
 class RowEmitter:
-    """stage: "whole" from edges to results; "part" of the sources each, states stored; "merge" of such states.
+    """stage: "whole" from edges to results; "part" of the sources each, states stored; "merge" of such states."""
 
-    loose: nothing is known of the distance of rows, so that rows which lie side by side are not read as vectors.
-    """
-
-    def __init__(self, axes: Axes, work: Work, span: str, stage: str = "whole", loose: bool = False) -> None:
+    def __init__(self, axes: Axes, work: Work, span: str, stage: str = "whole") -> None:
         self.p, self.axes, self.work, self.span, self.stage = axes.p, axes, work, span, stage
-        self.loose = loose
         self.numbers = work.reads_numbers and stage != "merge"
         self.names = {(x.ref, x.mode): f"x{k}" for k, x in enumerate(work.inputs)}
         vectors = [x.vector for x in work.inputs if x.mode == "vector"] + [o.vector for o in work.outputs]
@@ -156,7 +152,7 @@ class RowEmitter:
     def signature(self) -> None:
         constants = ("width", "block", "BLOCK_M", "BLOCK_N", "MASKED", "PRECISION")
         plain = ("size", "count", "num_own", "num_other", "num_heads", "group", "splits", "low", "high", "num_blocks")
-        quiet = [q.name for q in self.parameters if q.kind in plain or (self.loose and q.kind == "row")]
+        quiet = [q.name for q in self.parameters if q.kind in plain]
         names = [q.name + (": tl.constexpr" if q.kind in constants else "") for q in self.parameters]
         self.put(0, f"@triton.jit(do_not_specialize={quiet!r})")
         self.put(0, f"def propagate({', '.join(names)}):")

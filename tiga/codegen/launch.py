@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,15 +40,15 @@ class Prepared:
     work: Work
     span: str
 
-    def source(self, stage: str = "whole", loose: bool = False) -> Source:
-        return _source(self, stage, loose)
+    def source(self, stage: str = "whole") -> Source:
+        return _source(self, stage)
 
 
 @functools.lru_cache(4096)
-def _source(ready: Prepared, stage: str, loose: bool) -> Source:
+def _source(ready: Prepared, stage: str) -> Source:
     passes.ran("emit-tiles")
     emitter = RowEmitter if ready.span == "nodes" else Emitter
-    return emitter(ready.axes, ready.work, ready.span, stage, loose).source()
+    return emitter(ready.axes, ready.work, ready.span, stage).source()
 
 
 def span_of(p: Program, work: Work) -> str:
@@ -188,18 +187,11 @@ class _Launch:
         if max(widths, default=0) > WIDEST:
             raise Refused(f"a vector of {max(widths)}, wider than {WIDEST}")
         padded = {v: max(16, 1 << (w - 1).bit_length()) for v, w in zip(source.vectors, widths)}
-        vectors = [x for x in self.work.inputs if x.mode == "vector"]
-        itemsize = max([self.call.tensors[x.ref].element_size() for x in vectors], default=4)
+        itemsize = max(
+            [self.call.tensors[x.ref].element_size() for x in self.work.inputs if x.mode == "vector"], default=4
+        )
         sums = sum([f.field is not None for f in self.work.folds])
         self.precision = precision(itemsize, self.call.device)
-        scattered = [x.ref for x in vectors if self.rows_side_by_side(x)]
-        self.loose = bool(scattered)
-        if scattered and self.call.device.type == "cuda":
-            warnings.warn(
-                f"tiga: of {' and '.join(scattered)} the rows lie side by side in memory and the features apart: they "
-                "are read one number at a time, which is slow. Pass them with features side by side (.contiguous()).",
-                stacklevel=2,
-            )
         self.padded = padded
         best: Steps | None = None
         for plan in plans(max(padded.values(), default=16), itemsize, max(sums, 1), self.items):
@@ -211,11 +203,6 @@ class _Launch:
         if best is None:
             raise Refused(f"no plan fits vectors of {' and '.join(map(str, widths))} on this device")
         return best
-
-    def rows_side_by_side(self, x: Any) -> bool:
-        """Whether a vector's features lie apart and its rows do not: read as vectors of rows these came out wrong."""
-        t = self.call.tensors[x.ref]
-        return x.side != "shared" and t.stride(0) == 1 and stride(t, x.dims, x.vector, True) > 1
 
     def with_plan(self, plan: Plan) -> Steps | None:
         """The launches with one plan; None where it does not fit."""
@@ -259,7 +246,7 @@ class _Launch:
 
     def record(self, stage: str) -> Record | None:
         """The launch of one kernel; None where the plan does not fit."""
-        source = self.ready.source(stage, self.loose) if stage != "count" else COUNT
+        source = self.ready.source(stage) if stage != "count" else COUNT
         values, tensors, scalars, outputs = [], [], [], []
         made: dict[str, Any] = {}
         if stage not in ("merge", "count") and self.ready.span != "nodes":
