@@ -37,6 +37,7 @@ ROWS = [
         "functions",
         "functions_nn",
         "functions_shape",
+        "functions_linear",
     },
     {"schedule", "reference_ops", "reference", "codegen"},
     {"reducer"},

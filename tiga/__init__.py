@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tiga import functions_linear as functions_linear
 from tiga import functions_nn as functions_nn
 from tiga import functions_shape as functions_shape
 from tiga import ops as ops

@@ -146,7 +146,7 @@ def last_variant(module: Any) -> Variant:
     if variants is None:
         raise TigaError(f"{type(module).__name__}: {_NOT_CALLED}")
     name, programs, device, record = variants.last
-    names = record.names.union(*[run.names for run in record.runs])
+    names = record.names.union(*[run.names for run in record.runs], ["hoist"] if _hoisted(programs) else [])
     return Variant(name, programs, device, tuple(record.runs), frozenset(names), variants.hits, variants.misses)
 
 
@@ -216,6 +216,11 @@ def _remarks(v: Variant) -> list[str]:
         found.append(
             f"[planning] {len(v.programs)} programs, each a pass over the edges: an edge value reads a finished fold"
         )
+    once = _hoisted(v.programs)
+    if once:
+        found.append(
+            f"[planning] a product with joined features was split: that of {', '.join(once)} is made once a node"
+        )
     for number, run in enumerate(v.runs):
         which = f"program {number + 1}: " if len(v.runs) > 1 else ""
         found.extend(["[planning] " + which + text for text in _visits(run)])
@@ -226,6 +231,17 @@ def _remarks(v: Variant) -> list[str]:
             "[autograd] the gradient is programs too: operands and results of folds are kept, "
             "edge values are computed again"
         )
+    return found
+
+
+def _hoisted(programs: tuple[str, ...]) -> list[str]:
+    """What of one node is multiplied by its own columns of a matrix, by how the programs write it."""
+    found = []
+    for p in map(parse, programs):
+        for line in p.lines:
+            if line.op == "linear" and p.types[line.outs[0]].place in ("src", "dst"):
+                cut = p.definitions.get(line.args[1])
+                found += [line.args[0]] if cut is not None and cut.op == "slice" else []
     return found
 
 

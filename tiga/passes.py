@@ -11,6 +11,7 @@ import threading
 
 PASSES = {
     "trace": "the edge function ran once on traced values and left a program",
+    "hoist": "of a product with joined features, those of one node's features were made once a node",
     "split": "an edge value reads a finished fold: one more program, a pass over the edges, each time",
     "batch": "vmap: one more leading feature dimension",
     "autocast": "casts to the autocast dtype were written into the program",

@@ -211,6 +211,15 @@ class Tracer(Builder):
                 name = given
         return self.operand(t, place, name or "tensor" + self.next_number(), flag)
 
+    def joined(self, x: Sym) -> list[Sym]:
+        """The values that x was made of by joining them along the last feature dimension; none if it was not."""
+        self.catch_up()
+        line = next((line for line in self.lines if line.outs[0] == x.ref), None)
+        if line is None or line.op != "cat" or line.attrs != ("-1",):
+            return []
+        types = self.types() | {row.ref: row.type for _, row in self.operands}
+        return [Sym(self, a, types[a]) for a in line.args]
+
     def returned(self, x: Sym) -> Sym:
         """A node's field returned as it is is a value of each edge; a reducer's result stays one of destinations."""
         if x.type.place == "edge" or self.is_reduced(x.ref):
