@@ -29,6 +29,7 @@ __all__ = [
     "online_softmax",
     "ops",
     "sum",
+    "tune",
 ]
 
 
@@ -39,9 +40,13 @@ def jit(fn: Any) -> Any:
     return torch.compile(fn, fullgraph=True)
 
 
+_LATER = {"nn": "tiga.nn", "tune": "tiga.codegen.tuning"}  # imported when first asked for
+
+
 def __getattr__(name: str) -> Any:
-    if name == "nn":
+    if name in _LATER:
         import importlib
 
-        return importlib.import_module("tiga.nn")
+        module = importlib.import_module(_LATER[name])
+        return module if name == _LATER[name].rpartition(".")[2] else getattr(module, name)
     raise AttributeError(f"module 'tiga' has no attribute {name!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import weakref
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tiga import passes
+from tiga.codegen import tuning
 from tiga.codegen.emit_nodes import Parameter, RowEmitter, Source, states
 from tiga.codegen.emit_tiles import Emitter
 from tiga.codegen.kernels import Runner, float32_setting, keep, multiprocessors, precision, runner
@@ -113,6 +115,7 @@ class Steps:
 
     records: tuple[Record, ...]
     states: tuple[tuple[str, tuple, torch.dtype], ...]
+    timed: bool = False
 
     @property
     def spilled(self) -> int:
@@ -130,21 +133,25 @@ def launch(ready: Prepared, call: Call, spans: Callable[[Prepared, Call, int], d
     """
     known = _records.setdefault(ready, {})
     steps = known.get(call.key)
-    if steps is None:
+    if steps is None or (not steps.timed and tuning.tuning(call.device)):
         if len(known) >= _MOST_RECORDS:
             known.clear()
         steps = known[call.key] = _Launch(ready, call, spans).steps()
         for record in steps.records:
             keep(record.text, record.runner.compiled)
+    _execute(steps, ready, call, spans)
+    return steps.texts
+
+
+_records: weakref.WeakKeyDictionary[Prepared, dict] = weakref.WeakKeyDictionary()
+
+
+def _execute(steps: Steps, ready: Prepared, call: Call, spans: Any) -> None:
     for name, shape, dtype in steps.states:
         call.tensors[name] = torch.empty(shape, dtype=dtype, device=call.device)
     told: dict[str, Any] = {}
     for record in steps.records:
         _run(record, ready, call, spans, told)
-    return steps.texts
-
-
-_records: weakref.WeakKeyDictionary[Prepared, dict] = weakref.WeakKeyDictionary()
 
 
 def _run(record: Record, ready: Prepared, call: Call, spans: Any, told: dict[str, Any]) -> None:
@@ -193,8 +200,11 @@ class _Launch:
         sums = sum([f.field is not None for f in self.work.folds])
         self.precision = precision(itemsize, self.call.device)
         self.padded = padded
+        some = plans(max(padded.values(), default=16), itemsize, max(sums, 1), self.items)
+        timed = tuning.tuning(self.call.device)
+        some = self.tuned(source, some, (*padded.values(), itemsize), timed)
         best: Steps | None = None
-        for plan in plans(max(padded.values(), default=16), itemsize, max(sums, 1), self.items):
+        for plan in some:
             found = self.with_plan(plan)
             if found is not None and (best is None or found.spilled < best.spilled):
                 best = found
@@ -202,7 +212,18 @@ class _Launch:
                 break
         if best is None:
             raise Refused(f"no plan fits vectors of {' and '.join(map(str, widths))} on this device")
-        return best
+        return dataclasses.replace(best, timed=timed)
+
+    def tuned(self, source: Source, some: list[Plan], words: tuple, timed: bool) -> list[Plan]:
+        """The plans to try: first that which was the fastest, where it was looked for."""
+        key = tuning.key_of(
+            source.text, self.call.device, (self.items, self.other, self.heads), (*words, self.precision)
+        )
+        if timed and tuning.kept(key) is None:
+            run = lambda steps: _execute(steps, self.ready, self.call, self.spans)
+            tuning.best(key, f"tiga: plans by {self.work.owner}", some, self.with_plan, run, self.call.device)
+        found = tuning.kept(key)
+        return some if found is None else [found, *some]
 
     def with_plan(self, plan: Plan) -> Steps | None:
         """The launches with one plan; None where it does not fit."""

@@ -53,3 +53,16 @@ def plans(width: int, itemsize: int, sums: int, rows: int) -> list[Plan]:
         few = max(16, 1 << (rows - 1).bit_length())
         found = ((few, 64, 4, 3), (few, 32, 4, 2), *[p for p in found if p[0] <= few])
     return [Plan(*p) for p in (*found, *_SMALL)]
+
+
+def candidates(some: list[Plan]) -> list[Plan]:
+    """Plans to time: those of the table, and neighbours of its first two in tile sizes and stages."""
+    found = dict.fromkeys(some)
+    for p in some[:2]:
+        for m, n in ((2, 2), (2, 4), (2, 1), (4, 2), (1, 2), (1, 4)):  # halves
+            block_m, block_n = p.block_m * m // 2, p.block_n * n // 2
+            for stages in (p.stages, p.stages + 1, p.stages - 1):
+                if 16 <= block_m <= 128 and 16 <= block_n <= 128 and 1 <= stages <= 4:
+                    warps = 8 if block_m >= 128 else p.warps if block_m < 64 else 4
+                    found[Plan(block_m, block_n, warps, stages, min(p.masked, stages))] = None
+    return list(found)
