@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-SPLIT = 256
-"""Edges of an item, at least, before a row is cut: below it a piece does not pay for its state's way through memory."""
-PIECES = 8192
-"""Items that all edges are worth: of larger graphs longer ones, so that states of pieces stay small beside fields."""
 REGISTERS = 32
 """Of a thread, for one value of all edges that a program visits at a time: several such live at once."""
 FEW_EDGES = 8
@@ -21,6 +18,21 @@ class Plan:
     rows: int
     block_e: int
     warps: int
+    stages: int = 3
+
+
+class Bucket(NamedTuple):
+    """All that plans ask of a graph's sizes. spare: how many rows may share a program; few: edges of a row, at most
+    FEW_EDGES. Both are powers of two.
+    """
+
+    spare: int
+    few: int
+
+
+def bucket(num_rows: int, num_edges: int) -> Bucket:
+    spare = min(32, max(1, _power(num_rows / FEW_PROGRAMS + 1) // 2))
+    return Bucket(spare, min(FEW_EDGES, _power(num_edges / max(1, num_rows))))
 
 
 # Widest factor of a matrix product an edge: (rows, edges, warps), best first. Products need 16 rows x edges or more.
@@ -32,7 +44,7 @@ _MATRICES = (
 )
 
 
-def plans(row_bytes: int, features: int, matrix: int, num_rows: int, mean_degree: float) -> list[Plan]:
+def plans(row_bytes: int, features: int, matrix: int, size: Bucket) -> list[Plan]:
     """The plans to try, best first.
 
     An edge gathers vectors of `row_bytes` at most, and holds `features` numbers; `matrix` is the widest factor of its
@@ -46,15 +58,9 @@ def plans(row_bytes: int, features: int, matrix: int, num_rows: int, mean_degree
     lanes = min(32, _power(row_bytes / 16))
     warps = min(4, _power(features / 256))
     edges = max(1, min(64, REGISTERS * 32 * warps // _power(features)))
-    few = min(FEW_EDGES, _power(mean_degree))
-    rows = max(1, min(32 // lanes, edges // few, _power(num_rows / FEW_PROGRAMS + 1) // 2))
+    rows = max(1, min(32 // lanes, edges // size.few, size.spare))
     edges //= rows
     return [*[Plan(rows, edges >> k, warps) for k in range(3) if edges >> k], Plan(1, 1, max(4, warps))]
-
-
-def split_of(num_edges: int) -> int:
-    """Edges of one item at most."""
-    return max(SPLIT, min(16 * SPLIT, _power(num_edges / PIECES)))
 
 
 def _power(x: float) -> int:

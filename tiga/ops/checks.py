@@ -14,6 +14,8 @@ from tiga.errors import TigaError
 from tiga.program import Operand, Program, evaluate_size
 from tiga.types import DTYPES, Total
 
+WIDTHS = {"items": 4, "back_items": 4, "merges": 3, "back_merges": 3}
+"""Columns of the relation's tensors that are tables."""
 # the numbers each kind's ints hold
 _NUM_INTS = {kind: len(row.int_names) for kind, row in relations.RELATIONS.items()}
 
@@ -69,25 +71,38 @@ def _feature_sizes(p: Program, forms: tuple) -> tuple:
     device = forms[0][1]
     for o, form in zip(p.operands, forms):
         _check_operand(o, form, device)
-    for dtype, where, rank, _ in forms[len(p.operands) :]:
+    for name, (dtype, where, rank, _) in zip(_names(p), forms[len(p.operands) :]):
         if where != device:
             raise TigaError(
                 f"the graph's tensors are on {where}, {p.operands[0].place} field {p.operands[0].name!r} on "
                 f"{device}. Move the graph with graph.to(...)."
             )
-        if rank != 1 or dtype not in (torch.int32, torch.int64):
+        if rank != 1 + (name in WIDTHS) or dtype not in (torch.int32, torch.int64):
             raise TigaError(
                 f"tiga::propagate: a {p.kind} relation's tensors are lists of int32 or int64; "
-                f"one is {dtype} with {rank} dimensions."
+                f"{name} is {dtype} with {rank} dimensions."
             )
     shapes = tuple([form[3] if o.place == "shared" else (None, *form[3]) for o, form in zip(p.operands, forms)])
     _check_sizes(p, shapes)
     return tuple([[evaluate_size(s, shapes, p.operands) for s in p.types[ref].sizes] for ref in p.returns])
 
 
+@functools.lru_cache
+def _names_of(kind: str, count: int) -> tuple[str, ...]:
+    return next((x for x in relations.RELATIONS[kind].tensor_names if len(x) == count), ())
+
+
+def _names(p: Program) -> tuple[str, ...]:
+    """Of the relation's tensors."""
+    return _names_of(p.kind, p.relation_tensors)
+
+
 def check_relation(p: Program, relation: Sequence[Tensor], ints: Sequence[int]) -> None:
     """The lengths of the relation's tensors; asked where they run, so that no compiler equates sizes."""
     lengths = tuple([t.shape[0] for t in relation])
+    if p.kind == "csr" and len(lengths) > 3:
+        _check_prepared(p, relation, ints)
+        lengths = lengths[: 3 if len(lengths) in (5, 10) else 2]
     wanted = (
         {
             "csr": (ints[0] + 1, *[lengths[1]] * (len(lengths) - 1)),
@@ -102,6 +117,23 @@ def check_relation(p: Program, relation: Sequence[Tensor], ints: Sequence[int]) 
             f"tiga::propagate: a {p.kind} relation of {ints[0]} by {ints[1]} has tensors of lengths {wanted}; "
             f"{lengths} were given."
         )
+
+
+def _check_prepared(p: Program, relation: Sequence[Tensor], ints: Sequence[int]) -> None:
+    """What is prepared of a list: kernels bound what it holds, here are its lengths."""
+    edges = relation[1].shape[0]
+    exact = {"back_rowptr": ints[1] + 1, "back_col": edges, "back_number": edges}
+    least = {"items": ints[0], "back_items": ints[1]}
+    for name, t in zip(_names(p), relation):
+        if name in WIDTHS:
+            wrong = t.shape[0] < least.get(name, 0) or t.shape[1] != WIDTHS[name]
+        else:
+            wrong = t.shape[0] != exact.get(name, t.shape[0])
+        if wrong:
+            raise TigaError(
+                f"tiga::propagate: {name} of a csr relation of {ints[0]} by {ints[1]} with {edges} edges has the shape "
+                f"{tuple(t.shape)}. Pass what graph.prepare() made of this relation."
+            )
 
 
 _ROWS = {"dst": "destinations", "src": "sources", "edge": "edges"}

@@ -124,7 +124,7 @@ class _Rows(Run):
         for ref in work.stored:
             # an edge that no row holds is visited by nobody
             tensors["out", ref] = self.outputs[p.returns.index(ref)].zero_()
-        launch(p, ready, tensors, self.shapes, launch_rows.listed(p, self.ints, self.relation, work), rows)
+        launch(p, ready, tensors, self.shapes, launch_rows.listed(p, self.ints, self.relation, work))
         for f in work.shared:
             parts = tensors.get(("parts", f.outs[0]))
             self.fields[f.outs[0]] = self.zeros(f.outs[0]) if parts is None else parts.sum(0)
