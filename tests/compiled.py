@@ -50,7 +50,9 @@ def compile_for(fn, args, options, capability, number="fp32"):
         ):
             constants[name], signature[name] = value, "constexpr"
         elif isinstance(value, torch.Tensor):
-            signature[name], hints[(k,)] = _POINTERS[value.dtype], [["tt.divisibility", 16]]
+            signature[name] = _POINTERS[value.dtype]
+            if not parameter.do_not_specialize_on_alignment:
+                hints[(k,)] = [["tt.divisibility", 16]]
         elif isinstance(value, float):
             signature[name] = number
         else:

@@ -150,16 +150,17 @@ class Traced:
         self.structure = flattened(type(module).__name__, result, roots)
         for root in roots:
             tracer.lift(root)  # refused where it is of another call
-        count = len(graph.tensors) + len(graph.prepared)
-        self.programs = programs(tracer, graph.kind, count, graph.reversed, roots)
+        # lists by source are for gradients
+        lists = graph.prepared if torch.is_grad_enabled() else graph.prepared[:2]
+        self.relation = graph.tensors + lists
+        self.programs = programs(tracer, graph.kind, len(self.relation), graph.reversed, roots)
 
     def arguments(self, stage: Stage, results: list) -> tuple:
         """What the operator is called with, given the results of earlier stages."""
         tensors = []
         for what, k in stage.reads:
             tensors.append(self.tracer.operands[k][0] if what == "operand" else results[k[0]][k[1]])
-        tensors.extend(self.graph.tensors)
-        tensors.extend(self.graph.prepared)
+        tensors.extend(self.relation)
         return stage.text, tensors, list(self.graph.ints), [self.tracer.scalars[k][1] for k in stage.scalars]
 
     def run(self) -> Any:

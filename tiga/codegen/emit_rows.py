@@ -149,7 +149,10 @@ class Emitter(Matrices):
         sizes = [f"D{k}: tl.constexpr, B{k}: tl.constexpr" for k in range(len(self.axes))]
         quiet = [n for n in work if n[:4] == "num_"] + [a[0] for a in self.arguments if a[1] == "rows"]
         signature = ", ".join([*typed, *slots, *work, *sizes, constants, "PRECISION: tl.constexpr"])
-        text = [f"@triton.jit(do_not_specialize={quiet!r})", f"def propagate({signature}):", *indented(rows)]
+        # how lists lie in memory makes no other kernel: their entries are read one by one
+        lists = [n for n in work if n in ("items", "merges", "col", "number_of")]
+        once = f"@triton.jit(do_not_specialize={quiet!r}, do_not_specialize_on_alignment={lists!r})"
+        text = [once, f"def propagate({signature}):", *indented(rows)]
         arguments = (
             *self.arguments,
             *[(f"{s.name}_slots", "slots", s) for state in self.states for s in state],

@@ -99,7 +99,8 @@ def compiled(text: str, fn: Any, values: list, plan: Geometry, device: Any) -> A
     kinds: list[Any] = []
     for value, parameter in zip(values, fn.params):
         if isinstance(value, Tensor):
-            kinds.append((value.dtype, value.data_ptr() % 16 == 0))
+            any_place = parameter.do_not_specialize_on_alignment
+            kinds.append((value.dtype, any_place or value.data_ptr() % 16 == 0))
         elif parameter.is_constexpr or isinstance(value, str):
             kinds.append(value)
         elif isinstance(value, int) and not parameter.do_not_specialize:

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tiga import passes
 from tiga.codegen.emit_rows import Emitter, Source
-from tiga.codegen.kernels import compiled, keep, load, multiprocessors, precision
+from tiga.codegen.kernels import compiled, float32_setting, keep, load, multiprocessors, precision
 from tiga.codegen.plan_rows import Bucket, Plan, bucket, plans
 from tiga.codegen.rows import Analysis, Pass, Refused
-from tiga.preparation import directions, split_of
+from tiga.preparation import Direction, directions, split_of
 from tiga.program import Program, evaluate_size
 from tiga.types import DTYPES, compute_dtype
 
@@ -49,8 +49,7 @@ def prepare(a: Analysis, work: Pass) -> Prepared:
     return Prepared(work, main, merge, tuple(given))
 
 
-@dataclass(frozen=True)
-class Listed:
+class Listed(NamedTuple):
     """One direction of a relation: the items of its owners, the rows that were cut, the other end of each entry."""
 
     items: Tensor
@@ -61,23 +60,31 @@ class Listed:
     num_far: int
 
 
-def listed(p: Program, ints: tuple, relation: tuple, work: Pass) -> Listed:
-    """The direction that a pass visits; what the graph was not prepared for is made here."""
-    found, back = directions(relation)
-    num_own, num_far = ints[:2]
-    if work.owner == "src":
-        num_own, num_far = num_far, num_own
-        found = back or found
-    rowptr, col, number, items, merges = found
-    if work.owner == "src" and back is None:
-        rowptr, col, number = torch.ops.tiga.csr_transpose(rowptr, col, number, ints[1])
-        items = merges = None
-    edges = col.shape[0]
-    # states of a user's reducer pass from edge to edge of a whole row
-    scans = any([f.op == "scan" for f in work.folds])
-    if items is None or merges is None or (scans and merges.shape[0]):
-        items, merges = torch.ops.tiga.work_list(rowptr, edges, edges + 1 if scans else split_of(edges))
-    return Listed(items, merges, col, number, num_own, num_far)
+class Lists:
+    """Both directions of a call's relation; what the graph was not prepared for is made when it is asked for."""
+
+    def __init__(self, relation: tuple[Tensor, ...], ints: Sequence[int]) -> None:
+        self.ints, self.num_edges = ints, relation[1].shape[0]
+        self.found = directions(relation)
+
+    def of(self, work: Pass) -> Listed:
+        """The direction that a pass visits."""
+        num_own, num_far = self.ints[:2]
+        direction = self.found[0]
+        if work.owner == "src":
+            num_own, num_far = num_far, num_own
+            direction = self.found[1] or self.turned()
+        rowptr, col, number, items, merges = direction
+        # states of a user's reducer pass from edge to edge of a whole row
+        if items is None or merges is None or (work.scans and merges.shape[0]):
+            split = self.num_edges + 1 if work.scans else split_of(self.num_edges)
+            items, merges = torch.ops.tiga.work_list(rowptr, self.num_edges, split)
+        return Listed(items, merges, col, number, num_own, num_far)
+
+    def turned(self) -> Direction:
+        rowptr, col, number = self.found[0][:3]
+        rowptr, col, number = torch.ops.tiga.csr_transpose(rowptr, col, number, self.ints[1])
+        return Direction(rowptr, col, number, None, None)
 
 
 @dataclass(frozen=True)
@@ -115,36 +122,38 @@ class Record:
 _records: dict[tuple, Record] = {}
 
 
-def launch(p: Program, ready: Prepared, tensors: dict, shapes: tuple, graph: Listed) -> None:
+def layout_key(p: Program, tensors: Sequence[Tensor], shapes: tuple, lists: Lists) -> tuple:
+    """All of a call that decides its kernels, but addresses and numbers of rows and edges.
+
+    What is made in the call has a layout that follows from this.
+    """
+    sizes = [bucket(n, lists.num_edges) for n in lists.ints[:2]]
+    key: list[Any] = [tensors[0].device, float32_setting(), *sizes]
+    for o, t, shape in zip(p.operands, tensors, shapes):
+        key += (shape if o.place == "shared" else shape[1:], t.stride(), t.data_ptr() & 15)
+    return (*key, *[t.dtype for t in tensors[len(p.operands) :]])
+
+
+def launch(p: Program, ready: Prepared, tensors: dict, shapes: tuple, graph: Listed, key: tuple) -> None:
     """Run one pass; partial sums of its sums over all edges are left in tensors["parts", ref]."""
-    num_items, num_merges, device = graph.items.shape[0], graph.merges.shape[0], graph.col.device
+    items, merges, col, number, num_own, num_far = graph
+    num_items, num_merges, num_edges, device = items.shape[0], merges.shape[0], col.shape[0], col.device
     if num_items == 0:
         return
-    num_edges = graph.col.shape[0]
-    number_of = graph.col if graph.number is None else graph.number
-    numbers = (num_items, graph.num_own, graph.num_far, num_edges, num_items - graph.num_own + num_merges)
-    size = bucket(graph.num_own, num_edges)
-    key: list[Any] = [ready, device, precision(4, device), graph.number is None, num_merges > 0, size]
-    key.append(max(numbers) >> 31)
-    for name in ready.given:
-        t = tensors[name]
-        if isinstance(t, Tensor):
-            whole = name[0] == "field" and p.types[name[1]].place == "shared"
-            key += (t.dtype, t.shape if whole else t.shape[1:], t.stride(), t.data_ptr() & 15)
-    for name, t in zip(_LISTS, (graph.items, graph.merges, graph.col, number_of)):
-        tensors[name] = t
-        key += (t.dtype, t.data_ptr() & 15)
-    tensors.update(zip(_NUMBERS, numbers))
-    record = _records.get(tuple(key))
+    num_slots = num_items - num_own + num_merges
+    tensors.update(zip(_LISTS, (items, merges, col, col if number is None else number)))
+    tensors.update(zip(_NUMBERS, (num_items, num_own, num_far, num_edges, num_slots)))
+    key = (ready, num_merges > 0, max(num_items, num_far, num_edges) >> 31 > 0, key)
+    record = _records.get(key)
     if record is None:
         if len(_records) >= MOST_RECORDS:
             _records.clear()
-        record = _records[tuple(key)] = recorded(p, ready, tensors, shapes, graph, size)
+        record = _records[key] = recorded(p, ready, tensors, shapes, graph, bucket(num_own, num_edges))
     grid = -(-num_items // record.plan.rows)
     if record.most:
         grid = min(grid, record.most)
     for name, width, dtype in record.slots:
-        tensors[name] = torch.empty(numbers[-1] * width, dtype=dtype, device=device)
+        tensors[name] = torch.empty(num_slots * width, dtype=dtype, device=device)
     for name, shape, dtype in record.parts:
         tensors[name] = torch.empty((grid, *shape), dtype=dtype, device=device)
     with current(device):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,17 +23,19 @@ class Plan:
 
 
 class Bucket(NamedTuple):
-    """All that plans ask of a graph's sizes. spare: how many rows may share a program; few: edges of a row, at most
-    FEW_EDGES. Both are powers of two.
+    """All that plans ask of a graph's sizes, in powers of two.
+
+    spare: rows that may share a program, at most: fewer programs than a GPU holds are not packed. few: edges of a row.
     """
 
     spare: int
     few: int
 
 
+@functools.lru_cache(4096)
 def bucket(num_rows: int, num_edges: int) -> Bucket:
-    spare = min(32, max(1, _power(num_rows / FEW_PROGRAMS + 1) // 2))
-    return Bucket(spare, min(FEW_EDGES, _power(num_edges / max(1, num_rows))))
+    spare = min(32, 1 << max(0, (num_rows // FEW_PROGRAMS).bit_length() - 1))
+    return Bucket(spare, min(FEW_EDGES, 1 << max(0, -(-num_edges // max(1, num_rows)) - 1).bit_length()))
 
 
 # Widest factor of a matrix product an edge: (rows, edges, warps), best first. Products need 16 rows x edges or more.
