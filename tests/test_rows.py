@@ -214,3 +214,52 @@ def test_others_compile_without_spills(lower, dtype, monkeypatch):
         *chosen(*backward(call), 90, monkeypatch),
     ]
     assert len(found) > 3 and all(spilled == 0 for _, _, spilled, _ in found), found
+
+
+# Launch geometry that was asked for.
+
+
+def asked(block_e, num_warps):
+    net = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 1))
+    module = Network(3, 4)
+    module.net = tg.nn.trace(net, block_e, num_warps)
+    x = torch.randn(4096, 3)
+    return module.lower(graph(4096), src={"x": x}, dst={"x": x})
+
+
+def test_what_a_network_asks_for_is_tried_first(monkeypatch):
+    """In the program's text, so in the gradient's too; without it the text is as before."""
+    usual = asked(None, None)
+    assert " launch" not in usual.program
+    texts, found = {}, []
+    made = lambda source, plan, *a: found.append(plan) or launch_rows.Call(print, [], (), 0)
+    monkeypatch.setattr(launch_rows, "made", made)
+    monkeypatch.setattr(launch_rows.Call, "__call__", lambda *a: None)
+    monkeypatch.setattr(launch_rows, "_records", {})
+    for block_e, num_warps in ((32, 2), (64, None), (None, 8)):
+        call = asked(block_e, num_warps)
+        texts[block_e] = call.program
+        want = (block_e or 0, num_warps or 0)
+        assert call.program.split("\n")[0].endswith(f" launch {want[0]} {want[1]}")
+        for arguments in ((call.program, call.tensors, call.ints, call.scalars), backward(call)):
+            assert parse(arguments[0]).launch == want
+            found.clear()
+            p = parse(arguments[0])
+            assert rows.run(p, *arguments[1:], allocate(p, arguments[1], arguments[2])) == ""
+            for plan in found:
+                assert plan.rows * plan.block_e == (block_e or plan.rows * plan.block_e)
+                assert plan.warps == (num_warps or plan.warps)
+    assert len(set(texts.values())) == 3
+
+
+def test_geometry_that_no_program_has_is_refused():
+    for block_e, num_warps, words in (
+        (3, None, "block_e=3"),
+        (1 << 17, None, "at most 65536"),
+        (None, 64, "at most 32"),
+    ):
+        with pytest.raises(tg.TigaError, match=words):
+            tg.nn.trace(nn.Linear(2, 2), block_e, num_warps)
+    for words in ("launch 3 1", "launch 8", "launch 8 64", "launch 8 x"):
+        with pytest.raises(tg.TigaError):
+            parse(asked(None, None).program.replace("csr 10", "csr 10 " + words, 1))

@@ -198,7 +198,7 @@ def recorded(p: Program, ready: Prepared, tensors: dict, shapes: tuple, graph: L
     every.update({x: torch.empty(shape, dtype=dtype, device=device) for x, shape, dtype in parts})
     constants = {"NUMBERED": graph.number is not None, "CUT": cut}
     best: tuple[Call, Plan] | None = None
-    for plan in plans(*widths(p, ready, tensors), matrix(ready.main, sizes), size):
+    for plan in plans(*widths(p, ready, tensors), matrix(ready.main, sizes), size, p.launch):
         main = made(ready.main, plan, every, constants, sizes, device)
         if main is not None and (best is None or main.spills < best[0].spills):
             best = (main, plan)

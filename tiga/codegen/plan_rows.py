@@ -12,6 +12,8 @@ FEW_EDGES = 8
 """Edges of a row at a time where several rows share a warp."""
 FEW_PROGRAMS = 2048
 """Warps that a GPU holds at once, about: fewer rows are not packed."""
+MOST_NUMBERS = 1 << 20
+"""Of one tile, by Triton."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,21 @@ _MATRICES = (
 )
 
 
-def plans(row_bytes: int, features: int, matrix: int, size: Bucket) -> list[Plan]:
-    """The plans to try, best first.
+def plans(row_bytes: int, features: int, matrix: int, size: Bucket, asked: tuple[int, int] = (0, 0)) -> list[Plan]:
+    """The plans to try, best first: what was asked for, (edges a program visits at a time, warps), before all others.
 
+    0 asks for nothing.
+    """
+    usual = _plans(row_bytes, features, matrix, size)
+    block_e, warps = asked[0] or usual[0].rows * usual[0].block_e, asked[1] or usual[0].warps
+    if asked == (0, 0) or block_e * _power(features) > MOST_NUMBERS:
+        return usual
+    rows = min(usual[0].rows, block_e)
+    return [Plan(rows, block_e // rows, warps), *usual]
+
+
+def _plans(row_bytes: int, features: int, matrix: int, size: Bucket) -> list[Plan]:
+    """
     An edge gathers vectors of `row_bytes` at most, and holds `features` numbers; `matrix` is the widest factor of its
     matrix products, 0 without any. A warp reads 512 bytes at once: of one edge where its vector is as wide, else of
     several, and of several rows where there are enough of them. Half the edges at a time where registers do not
