@@ -9,9 +9,9 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from tiga import graph_algebra, graph_build, graph_text, neighbours, relations
+from tiga import graph_algebra, graph_build, graph_text, neighbours, preparation, relations
 from tiga.errors import TigaError
-from tiga.graph_checks import number, size
+from tiga.graph_checks import can_read, number, size
 
 
 class Graph:
@@ -24,16 +24,20 @@ class Graph:
     given. While compiling, exporting or capturing nothing is read: a row that does not exist then counts as no
     edge.
 
+    Listed kinds on a device with kernels are made with what kernels read beside the list (`prepare`): work lists, and,
+    where gradients are recorded, the list by source.
+
     >>> import tiga as tg
     >>> tg.Graph.triangular(3).to_mask().int().tolist()
     [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
     """
 
-    __slots__ = ("__weakref__", "_device", "_positions", "ints", "kind", "reversed", "tensors")
+    __slots__ = ("__weakref__", "_device", "_positions", "ints", "kind", "prepared", "reversed", "tensors")
 
     kind: str
     ints: tuple[Any, ...]
     tensors: tuple[Tensor, ...]
+    prepared: tuple[Tensor, ...]
     reversed: bool
     _positions: tuple[Tensor, ...]
     _device: str | None
@@ -46,10 +50,11 @@ class Graph:
         positions: tuple[Tensor, ...] = (),
         reversed: bool = False,
         device: str | None = None,
+        prepared: tuple[Tensor, ...] = (),
     ) -> None:
         # Unchecked: pytree rebuilds graphs with leaves that are not sizes or tensors.
         # positions: (), one tensor for both ends, or (of destinations, of sources), in the base orientation.
-        for name, value in zip(_FIELDS, (kind, ints, tensors, positions, reversed, device)):
+        for name, value in zip(_FIELDS, (kind, ints, tensors, positions, reversed, device, prepared)):
             object.__setattr__(self, name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -166,7 +171,9 @@ class Graph:
         >>> tg.Graph.from_edge_index([[0, 2], [1, 0]], num_src=3, num_dst=2).to_mask().int().tolist()
         [[0, 0, 1], [1, 0, 0]]
         """
-        return Graph(*graph_build.from_edge_index(edge_index, num_src, num_dst))
+        return Graph(*graph_build.from_edge_index(edge_index, num_src, num_dst)).ready(
+            num_src is None or num_dst is None
+        )
 
     @staticmethod
     def from_csr(rowptr: Any, col: Any, num_src: int | None = None, num_dst: int | None = None) -> Graph:
@@ -179,7 +186,7 @@ class Graph:
         >>> tg.Graph.from_csr([0, 1, 3], [2, 0, 1]).to_mask().int().tolist()
         [[0, 0, 1], [1, 1, 0]]
         """
-        return Graph(*graph_build.from_csr(rowptr, col, num_src, num_dst))
+        return Graph(*graph_build.from_csr(rowptr, col, num_src, num_dst)).ready(num_src is None)
 
     @staticmethod
     def radius(
@@ -203,7 +210,7 @@ class Graph:
             max_neighbors = size(max_neighbors, "max_neighbors", "Graph.radius")
         search = torch.ops.tiga.radius if torch.compiler.is_compiling() else neighbours.radius_edges
         rowptr, col = search(positions.detach(), cutoff, batch, loop, max_neighbors)
-        return Graph("csr", (positions.shape[0], positions.shape[0]), (rowptr, col), (positions,))
+        return Graph("csr", (positions.shape[0], positions.shape[0]), (rowptr, col), (positions,)).ready(True)
 
     @staticmethod
     def knn(positions: Tensor, k: int, batch: Any = None) -> Graph:
@@ -219,7 +226,7 @@ class Graph:
         k = size(k, "k", "Graph.knn")
         search = torch.ops.tiga.knn if torch.compiler.is_compiling() else neighbours.knn_edges
         rowptr, col = search(positions.detach(), k, batch)
-        return Graph("csr", (positions.shape[0], positions.shape[0]), (rowptr, col), (positions,))
+        return Graph("csr", (positions.shape[0], positions.shape[0]), (rowptr, col), (positions,)).ready(True)
 
     @staticmethod
     def cat(graphs: Iterable[Graph]) -> Graph:
@@ -250,7 +257,10 @@ class Graph:
         [[1, 1], [0, 1]]
         """
         if self.kind == "csr":
-            return Graph(*graph_algebra.transposed(self), self._positions[::-1])
+            turned = preparation.turned(self.tensors, self.prepared)
+            if turned is not None:
+                return Graph("csr", self.ints[::-1], turned[0], self._positions[::-1], prepared=turned[1])
+            return Graph(*graph_algebra.transposed(self), self._positions[::-1]).ready(False)
         return Graph(self.kind, self.ints, self.tensors, self._positions, not self.reversed, self._device)
 
     def to_mask(self) -> Tensor:
@@ -259,12 +269,45 @@ class Graph:
 
     def to_csr(self) -> Graph:
         """The same edges, listed by destination, with the same numbers."""
-        return self if self.kind == "csr" else Graph(*graph_algebra.to_csr(self), self._used_positions())
+        if self.kind == "csr":
+            return self
+        return Graph(*graph_algebra.to_csr(self), self._used_positions()).ready(False)
 
     def to(self, device: Any) -> Graph:
-        """The same graph with its tensors and positions on `device`."""
+        """The same graph with its tensors, positions and prepared lists on `device`."""
         tensors, positions = (tuple(t.to(device) for t in group) for group in (self.tensors, self._positions))
-        return Graph(self.kind, self.ints, tensors, positions, self.reversed, _device_name(device))
+        prepared = preparation.moved(self.tensors, self.prepared, tensors)
+        there = Graph(self.kind, self.ints, tensors, positions, self.reversed, _device_name(device), prepared)
+        return there.ready(self.device is not None and self.device.type == "cpu")
+
+    def prepare(self, undirected: bool | None = None) -> Graph:
+        """The same edges, with the lists that kernels read: work lists by destination and by source, CSR by source.
+
+        Of a graph that is listed (others are returned as they are). Constructors make what they can foresee: all of
+        it on a device with kernels, but the lists by source where no gradient is recorded. A graph that lacks a list
+        is given it at every call, so prepare a graph that was built under no_grad before it is trained. Lists made
+        without reading a value have a static, padded length; outside compilation and capture one read fits them to
+        the longest rows, and finds whether the graph is undirected (every edge has its reverse, sources ascend):
+        both directions then share their lists. undirected=True declares it, False keeps the directions apart.
+
+        >>> import tiga as tg
+        >>> g = tg.Graph.from_edge_index([[0, 1], [1, 0]]).prepare()
+        >>> [tuple(t.shape) for t in g.prepared], g.prepare() is g
+        ([(2, 4), (0, 3), (3,), (2,), (2,), (2, 4), (0, 3)], True)
+        """
+        return self._with_lists(True, undirected, can_read(*self.tensors))
+
+    def ready(self, read: bool) -> Graph:
+        """What kernels are about to read of this graph, prepared: nothing where none run. read: whether it may wait."""
+        if self.kind != "csr" or self.tensors[0].device.type not in preparation.KERNEL_DEVICES:
+            return self
+        return self._with_lists(torch.is_grad_enabled(), None, read and can_read(*self.tensors))
+
+    def _with_lists(self, by_source: bool, undirected: bool | None, read: bool) -> Graph:
+        if self.kind != "csr" or len(self.prepared) >= preparation.COUNTS[by_source]:
+            return self
+        lists = preparation.lists(self.ints, self.tensors, self.prepared, by_source, undirected, read)
+        return Graph("csr", self.ints, self.tensors, self._positions, self.reversed, self._device, lists)
 
     def explain(self) -> str:
         """Kind, sizes, number of edges, order of numbers, storage in bytes, and what runs on it."""
@@ -299,10 +342,10 @@ class Graph:
         return self._positions[::-1] if self.reversed else self._positions
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Graph, (self.kind, self.ints, self.tensors, self._positions, self.reversed, self._device)
+        return Graph, tuple([getattr(self, name) for name in _FIELDS])
 
 
-_FIELDS = ("kind", "ints", "tensors", "_positions", "reversed", "_device")
+_FIELDS = ("kind", "ints", "tensors", "_positions", "reversed", "_device", "prepared")
 
 
 def _device_name(device: Any) -> str | None:
@@ -336,7 +379,7 @@ def _cat(graphs: Sequence[Graph]) -> Graph:
         graphs = [graph.to_csr() if graph.reversed else graph for graph in graphs]
     if device is not None:
         graphs = [graph if graph.tensors else graph.to(device) for graph in graphs]
-    return Graph(*graph_algebra.cat(graphs, device), _joined_positions(graphs))
+    return Graph(*graph_algebra.cat(graphs, device), _joined_positions(graphs)).ready(False)
 
 
 def _joined_positions(graphs: Sequence[Graph]) -> tuple[Tensor, ...]:
@@ -364,16 +407,16 @@ def _combined(a: Graph, b: Graph, symbol: str, operation: Callable[[Graph, Graph
     positions = [graph._used_positions() for graph in (a, b) if graph._positions]
     if len(positions) == 2 and any(p is not q for p, q in zip(*positions)):
         positions = []
-    return Graph(*operation(a, b), positions[0] if positions else ())
+    return Graph(*operation(a, b), positions[0] if positions else ()).ready(True)
 
 
 def _context(graph: Graph) -> tuple[Any, ...]:
     counts = len(graph.ints), len(graph.tensors), len(graph._positions)
-    return (graph.kind, *counts, graph.reversed, graph._device)
+    return (graph.kind, *counts, graph.reversed, graph._device, len(graph.prepared))
 
 
 def _flatten(graph: Graph) -> tuple[list[Any], tuple[Any, ...]]:
-    return [*graph.ints, *graph.tensors, *graph._positions], _context(graph)
+    return [*graph.ints, *graph.tensors, *graph._positions, *graph.prepared], _context(graph)
 
 
 def _flatten_with_keys(graph: Graph) -> tuple[list[Any], tuple[Any, ...]]:
@@ -381,6 +424,7 @@ def _flatten_with_keys(graph: Graph) -> tuple[list[Any], tuple[Any, ...]]:
         ("ints", graph.ints),
         ("tensors", graph.tensors),
         ("positions", graph._positions),
+        ("prepared", graph.prepared),
     )
     keyed: list[Any] = [
         (pytree.MappingKey(f"{name}{i}"), leaf) for name, leaves in groups for i, leaf in enumerate(leaves)
@@ -389,10 +433,10 @@ def _flatten_with_keys(graph: Graph) -> tuple[list[Any], tuple[Any, ...]]:
 
 
 def _unflatten(children: Iterable[Any], context: Sequence[Any]) -> Graph:
-    kind, ints, tensors, positions, turned, device = context
+    kind, ints, tensors, positions, turned, device = context[:6]
     leaves = tuple(children)
-    split = ints + tensors
-    return Graph(kind, leaves[:ints], leaves[ints:split], leaves[split : split + positions], turned, device)
+    a, b = ints + tensors, ints + tensors + positions
+    return Graph(kind, leaves[:ints], leaves[ints:a], leaves[a:b], turned, device, leaves[b:])
 
 
 pytree.register_pytree_node(

@@ -76,6 +76,8 @@ class MessagePassing(nn.Module):
 
     def _trace(self, graph: Graph, src: Any, dst: Any, edge: Any, uniform: dict) -> Traced:
         src, dst, edge = {} if src is None else src, {} if dst is None else dst, {} if edge is None else edge
+        if isinstance(graph, Graph):
+            graph = prepared(graph)
         tracer = Tracer()
         tracer.home, forms = check_fields(type(self).__name__, graph, src, dst, edge)
         provided, positions = NUMBERED, graph.positions
@@ -117,6 +119,22 @@ class MessagePassing(nn.Module):
         return last_variant(self)
 
 
+def prepared(graph: Graph) -> Graph:
+    """The graph with what kernels will read of it; where it has none, that is made in this call, and said."""
+    ready = graph.ready(False)
+    if ready is not graph and not torch.compiler.is_compiling() and "unprepared" not in _said:
+        _said.add("unprepared")
+        warnings.warn(
+            f"{graph!r} lacks lists that kernels read of it: they are made at every call. Write graph = "
+            "graph.prepare() once: constructors make those by source only where gradients are recorded.",
+            stacklevel=5,
+        )
+    return ready
+
+
+_said: set[str] = set()
+
+
 @functools.cache
 def _explain() -> Any:
     return importlib.import_module("tiga.explain")
@@ -132,14 +150,17 @@ class Traced:
         self.structure = flattened(type(module).__name__, result, roots)
         for root in roots:
             tracer.lift(root)  # refused where it is of another call
-        self.programs = programs(tracer, graph.kind, len(graph.tensors), graph.reversed, roots)
+        # lists by source are for gradients
+        lists = graph.prepared if torch.is_grad_enabled() else graph.prepared[:2]
+        self.relation = graph.tensors + lists
+        self.programs = programs(tracer, graph.kind, len(self.relation), graph.reversed, roots)
 
     def arguments(self, stage: Stage, results: list) -> tuple:
         """What the operator is called with, given the results of earlier stages."""
         tensors = []
         for what, k in stage.reads:
             tensors.append(self.tracer.operands[k][0] if what == "operand" else results[k[0]][k[1]])
-        tensors.extend(self.graph.tensors)
+        tensors.extend(self.relation)
         return stage.text, tensors, list(self.graph.ints), [self.tracer.scalars[k][1] for k in stage.scalars]
 
     def run(self) -> Any:

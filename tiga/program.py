@@ -79,6 +79,7 @@ class Program:
     conditions: tuple = field(compare=False, repr=False, default=())
     definitions: dict[str, Line] = field(compare=False, repr=False, default_factory=dict)
     functions: tuple[Function, ...] = ()
+    launch: tuple[int, int] = (0, 0)  # edges a program visits at a time, and warps, that were asked for
 
     @property
     def num_tensors(self) -> int:
@@ -100,7 +101,7 @@ class Program:
         return _phases(self)
 
 
-def head_text(kind: str, tensors: int, reverse: bool, batch: int) -> str:
+def head_text(kind: str, tensors: int, reverse: bool, batch: int, launch: tuple[int, int] = (0, 0)) -> str:
     text = VERSION + " relation " + kind
     if tensors:
         text += " " + str(tensors)
@@ -108,6 +109,8 @@ def head_text(kind: str, tensors: int, reverse: bool, batch: int) -> str:
         text += " reverse"
     if batch:
         text += " batch " + str(batch)
+    if launch != (0, 0):
+        text += " launch " + str(launch[0]) + " " + str(launch[1])
     return text
 
 
@@ -141,7 +144,7 @@ def function_text(number: int, f: Function) -> list[str]:
 
 
 def to_text(p: Program) -> str:
-    rows = [head_text(p.kind, p.relation_tensors, p.reverse, p.batch)]
+    rows = [head_text(p.kind, p.relation_tensors, p.reverse, p.batch, p.launch)]
     rows += [operand_text(i, o.place, o.name, o.dtype, o.sizes, o.flag) for i, o in enumerate(p.operands)]
     rows += ["scalar " + str(i) + " " + name for i, name in enumerate(p.scalars)]
     for i, f in enumerate(p.functions):

@@ -63,6 +63,7 @@ class Tracer(Builder):
         self.positions: Any = None  # tensor and name, of destinations and of sources, where the graph has them
         self.home: Any = None  # the device of the fields
         self._seed: Any = None
+        self.launch = (0, 0)
 
     def value(self, ref: str, type: Type) -> Any:
         return Sym(self, ref, type)
@@ -246,6 +247,16 @@ class Tracer(Builder):
         if self._seed is None:
             self._seed = torch.randint(-(2**62), 2**62, (), device=self.home)
         return self.capture(self._seed, "seed")
+
+    def ask(self, block_e: int, num_warps: int) -> None:
+        """Launch geometry that kernels are asked for; 0 leaves it to them. The last to ask is heard."""
+        self.launch = (block_e, num_warps)
+        before = self.path
+        if before is not None:
+            step = ("launch", block_e, num_warps)
+            if step not in before.steps:
+                before.steps[step] = (Path(before), "", WEAK_FLOAT)
+            self.path = before.steps[step][0]
 
     def device(self) -> Any:
         return self.home

@@ -7,6 +7,7 @@ fold. What it cannot do is done by torch, around it.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 from tiga.primitives import PRIMITIVES
@@ -48,6 +49,11 @@ class Pass:
     lines: tuple[Line, ...]
     inputs: tuple[str, ...]
     results: tuple[str, ...]
+
+    @functools.cached_property
+    def scans(self) -> bool:
+        """Whether a user's reducer passes its states from edge to edge."""
+        return any([f.op == "scan" for f in self.folds])
 
 
 class Analysis:

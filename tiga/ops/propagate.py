@@ -30,6 +30,7 @@ from tiga.ops.batch import batched, sample_dims
 from tiga.ops.checks import allocate, check, check_relation
 from tiga.ops.library import LIB, outside_dynamo
 from tiga.parser import parse
+from tiga.preparation import KERNEL_DEVICES
 from tiga.program import Program
 from tiga.reference import interpret
 from tiga.tangent import tangent
@@ -76,7 +77,6 @@ def _check_edges(p: Program, tensors: Sequence[Tensor], ints: Sequence[int]) -> 
                 raise TigaError(f"edge field {o.name!r} has {t.shape[0]} rows, but the graph has {wanted} edges.")
 
 
-KERNEL_DEVICES = {"cuda"}
 _warned: set[str] = set()
 
 
