@@ -53,7 +53,10 @@ def test_case(case, dtype):
         values, first = plain(case, module, host, kind)
         found.append([*values, torch.cat([x.flatten() for x in first])[None]])
     for x, y, z in zip(got, *found):
-        assert_accurate(x, y.to(x.dtype), z)
+        if dtype is WIDE:  # a reference with no more digits, which adds in another order
+            torch.testing.assert_close(x, z, rtol=1e-12, atol=1e-12 * (1 + z.nan_to_num(0, 0, 0).norm().item()))
+        else:
+            assert_accurate(x, y.to(x.dtype), z)
 
 
 class Gat(tg.MessagePassing):
