@@ -53,7 +53,7 @@ def weighted(edges: Edges, weight: Tensor) -> Any:
         return edges.pairs()
     size = (*matrix.shape[:2], *weight.shape[1:])
     if matrix.layout == torch.sparse_coo:
-        return torch.sparse_coo_tensor(matrix._indices(), weight, size)
+        return torch.sparse_coo_tensor(matrix._indices(), weight, size, is_coalesced=matrix.is_coalesced())
     if matrix.layout == torch.sparse_csr:
         return torch.sparse_csr_tensor(matrix.crow_indices(), matrix.col_indices(), weight, size)
     return torch.sparse_csc_tensor(matrix.ccol_indices(), matrix.row_indices(), weight, size)

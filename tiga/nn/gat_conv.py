@@ -92,9 +92,9 @@ class GATConv(LoopedAttention):
             glorot(att)
 
     def message(self, j: End, i: End, attr: Any, shared: dict) -> tuple:
-        score = j.score + i.score if i.has("score") else j.score
+        score = j.score + i.score if "score" in i else j.score
         if attr is not None:
-            score = score + F.linear(attr, shared["edge_weight"])
+            score = score + (attr.unsqueeze(1) * shared["edge_weight"]).sum(dim=-1)
         return F.leaky_relu(score, self.negative_slope), j.x
 
     def forward(  # type: ignore[override]

@@ -31,17 +31,19 @@ class Product(Reducer):
         return a * b
 
 
-class End(NamedTuple):
+class End:
     """The fields of one end of an edge, as attributes; of a self loop's source those that `prefix` begins."""
 
-    fields: Fields
-    prefix: str = ""
+    def __init__(self, fields: Fields, prefix: str = "") -> None:
+        self.__fields__, self.__prefix__ = fields, prefix
 
     def __getattr__(self, name: str) -> Any:
-        return self.fields[self.prefix + name]
+        if name[:2] == "__":
+            raise AttributeError(name)
+        return self.__fields__[self.__prefix__ + name]
 
-    def has(self, name: str) -> bool:
-        return self.prefix + name in self.fields
+    def __contains__(self, name: str) -> bool:
+        return self.__prefix__ + name in self.__fields__
 
 
 class Attended(NamedTuple):

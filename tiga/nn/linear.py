@@ -23,8 +23,8 @@ class GlorotLinear(nn.Linear):
 
 class _Lazy(nn.LazyLinear):
     def reset_parameters(self) -> None:
-        # a bias has its size, and values, before the weight has
-        if not self.has_uninitialized_params():
+        # torch begins with no inputs, and a bias has its size before the weight has
+        if not self.has_uninitialized_params() and self.in_features:
             self.cls_to_become.reset_parameters(self)  # type: ignore[union-attr, arg-type]
 
 
