@@ -10,6 +10,7 @@ from tiga import passes
 CALLS = [
     ("GATConv", {"edge_dim": 3, "fill_value": "max", "concat": False}),
     ("GATv2Conv", {"edge_dim": 2, "residual": True}),
+    ("GATv2Conv", {"edge_dim": 2, "add_self_loops": False, "heads": 3, "channels": 5}),  # no powers of two
     ("TransformerConv", {"edge_dim": 3, "beta": True}),
 ]
 LIST = torch.tensor([[0, 1, 2, 2, 3, 0, 4, 4, 1], [1, 1, 0, 1, 1, 1, 3, 3, 3]])
@@ -17,7 +18,8 @@ LIST = torch.tensor([[0, 1, 2, 2, 3, 0, 4, 4, 1], [1, 1, 0, 1, 1, 1, 3, 3, 3]])
 
 @pytest.mark.parametrize("name, options", CALLS, ids=str)
 def test_kernels_give_what_the_peer_gives(name, options):
-    theirs, ours = pair_of(name, 4, 4, heads=2, **options)
+    options = {"heads": 2, "channels": 4, **options}
+    theirs, ours = pair_of(name, 4, options.pop("channels"), **options)
     x = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
     attr = torch.randn(9, options.get("edge_dim", 1), dtype=torch.float64, requires_grad=True)
     given = [x, LIST, *([attr] if "edge_dim" in options else [])]

@@ -138,6 +138,20 @@ def test_attention_weights_are_those_of_the_peer(name, number):
     assert_same(*found)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_second_derivatives_are_those_of_the_peer(name):
+    x = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
+    attr = torch.randn(15, 2, dtype=torch.float64, requires_grad=True)
+    list_ = graph(6, 6, 15, torch.Generator().manual_seed(8))
+    theirs, ours = pair_of(name, 4, 3, heads=2, edge_dim=2)
+    found = []
+    for layer in (ours, theirs):
+        inputs = [x, attr, *layer.parameters()]
+        first = torch.autograd.grad(layer(x, list_, attr).sin().sum(), inputs, create_graph=True)
+        found.append(gradients([g for g in first if g.requires_grad], inputs))
+    assert_same(*found)
+
+
 def test_configurations_meet_every_option():
     """The numbers above draw each value of each option, with edges."""
     seen = set()

@@ -131,9 +131,6 @@ def recorded(p: Program, ready: Prepared, tensors: dict, shapes: tuple, graph: L
     if num_items == 0:
         return Record((), ())
     sizes = {a: evaluate_size(a, shapes, p.operands) if isinstance(a, tuple) else a for a in ready.main.axes}
-    for a in ready.main.whole:
-        if block(sizes[a]) != sizes[a]:
-            raise Refused(f"a reshape of {sizes[a]} features, which are no power of two")
     cut = graph.merges.shape[0] > 0
     slots = 2 * num_edges // split_of(num_edges) if cut else 1
     memory: list[tuple] = [
