@@ -359,6 +359,27 @@ def test_a_sequential_model_of_the_peer_takes_a_layer():
     assert peers.Sequential("x, edge_index", layers)(x, list_).shape == (5, 2)
 
 
+def test_several_kinds_of_nodes():
+    """PyG's HeteroConv calls a layer with a pair of inputs for each kind of edges."""
+    x = {"author": torch.randn(4, 3, dtype=torch.float64), "paper": torch.randn(6, 5, dtype=torch.float64)}
+    generator = torch.Generator().manual_seed(9)
+    lists = {
+        ("author", "writes", "paper"): graph(4, 6, 10, generator),
+        ("paper", "cites", "paper"): graph(6, 6, 12, generator),
+        ("paper", "of", "author"): graph(6, 4, 10, generator),
+    }
+    found = []
+    for library in (peers, tg.nn):
+        kinds = (library.GATConv((3, 5), 4, add_self_loops=False), library.GATv2Conv(5, 4))
+        layers = dict(zip(lists, (*kinds, library.TransformerConv((5, 3), 4))))
+        torch.manual_seed(0)
+        model = peers.HeteroConv(layers, aggr="sum").double()
+        for p in model.parameters():
+            nn.init.normal_(p)
+        found.append(model(x, lists))
+    assert_same(*[[each[kind] for kind in x] for each in found])
+
+
 def test_compiled_whole():
     list_ = graph(12, 12, 40, torch.Generator().manual_seed(4))
     x, attr = torch.randn(12, 4, requires_grad=True), torch.randn(40, 3, requires_grad=True)

@@ -174,7 +174,7 @@ def test_reference_and_codegen_never_meet():
 
 
 def test_only_the_gpu_marker_leaves_a_test_out():
-    """No file skips a test but conftest, once, by that marker, and two that need what the test extras bring."""
+    """No file skips a test but conftest, once, by that marker, and those that need what the test extras bring."""
     words = {"skip", "skipif", "importorskip", "xfail", "skipTest", "SkipTest", "skipIf", "skipUnless"}
     found = [
         f"{path.name}: {name}"
@@ -183,7 +183,7 @@ def test_only_the_gpu_marker_leaves_a_test_out():
         for name in [getattr(node, "attr", None) or getattr(node, "name", None) or getattr(node, "id", None)]
         if name in words
     ]
-    needed = ["test_graph_inputs.py: importorskip", "test_layers.py: importorskip"]
+    needed = [f"{name}.py: importorskip" for name in ("test_gpu_layers", "test_graph_inputs", "test_layers")]
     assert found == ["conftest.py: skip", *needed]
     assert '"torch-geometric"' in (ROOT / "setup.py").read_text()
     assert 'get_closest_marker("gpu")' in (ROOT / "tests" / "conftest.py").read_text()

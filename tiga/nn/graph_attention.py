@@ -134,7 +134,7 @@ class GraphAttention(MessagePassing):
         total = self.total(torch.where(own, 0.0, attr))
         if fill != "mean":
             return total
-        return total / self.total(torch.where(own, 0.0, torch.ones_like(own, dtype=attr.dtype))).clamp(min=1.0)
+        return total / self.total(torch.where(own, 0.0, 1.0)).clamp(min=1.0)
 
     # The call.
 
