@@ -23,9 +23,9 @@ COMMANDS = [
 ROWS = [
     {"errors", "passes"},
     {"types", "relations", "graph_checks"},
-    {"rules", "primitives", "reducers", "layouts", "ranges", "neighbours", "graph_algebra", "graph_text"},
-    {"program", "infer", "parser", "graph_build"},
-    {"builder", "graph"},
+    {"rules", "primitives", "reducers", "layouts", "ranges", "neighbours", "graph_algebra"},
+    {"program", "infer", "parser", "graph_build", "density"},
+    {"builder", "graph", "graph_text"},
     {
         "derivation",
         "adjoint",
@@ -42,10 +42,10 @@ ROWS = [
     {"reducer"},
     {"ops"},
     {"message_passing"},
-    {"nn", "explain", "inductor", "testing"},
+    {"nn", "explain", "inductor", "testing", "pictures", "program_pictures"},
 ]
 RANK = {module: rank for rank, row in enumerate(ROWS) for module in row}
-LEAVES = {"nn", "explain", "inductor", "testing"}
+LEAVES = {"nn", "explain", "inductor", "testing", "pictures", "program_pictures"}
 
 
 def run(*command, **kwargs):

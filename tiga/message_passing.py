@@ -109,6 +109,21 @@ class MessagePassing(nn.Module):
 
         return ir(self, level)
 
+    def plot(self) -> str:
+        """Graphviz text of the last call's program: `dot -Tsvg`, or graphviz.Source(program.plot()), draws it.
+
+        A box is an operand, an ellipse an operation, an octagon a fold over edges; the colour says where a value lives.
+        """
+        from tiga.explain import Explanation
+        from tiga.program_pictures import dot
+
+        return Explanation(dot(type(self).__name__, self.last_variant.programs))
+
+    def _repr_html_(self) -> str:
+        from tiga.program_pictures import module
+
+        return module(self)
+
     @property
     def last_variant(self) -> Any:
         """What the last call compiled to: key, artifacts by level, cache hits and misses."""
