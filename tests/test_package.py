@@ -42,10 +42,10 @@ ROWS = [
     {"reducer"},
     {"ops"},
     {"message_passing"},
-    {"nn", "explain", "inductor", "testing", "pictures", "program_pictures"},
+    {"nn", "explain", "inductor", "testing", "pictures", "program_pictures", "integrations", "flex"},
 ]
 RANK = {module: rank for rank, row in enumerate(ROWS) for module in row}
-LEAVES = {"nn", "explain", "inductor", "testing", "pictures", "program_pictures"}
+LEAVES = {"nn", "explain", "inductor", "testing", "pictures", "program_pictures", "integrations", "flex"}
 
 
 def run(*command, **kwargs):

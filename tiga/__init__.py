@@ -20,6 +20,7 @@ __all__ = [
     "Reducer",
     "TigaError",
     "TraceError",
+    "integrations",
     "jit",
     "max",
     "mean",
@@ -39,8 +40,8 @@ def jit(fn: Any) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "nn":
+    if name in ("integrations", "nn"):
         import importlib
 
-        return importlib.import_module("tiga.nn")
+        return importlib.import_module("tiga." + name)
     raise AttributeError(f"module 'tiga' has no attribute {name!r}")

@@ -46,7 +46,8 @@ class MessagePassing(nn.Module):
     TraceError, quoting the line, for what cannot be traced.
     """
 
-    def edge(self, src: Any, dst: Any, edge: Any, **uniform: Any) -> Any:
+    # *args and **kwargs of Any together let a type checker take any signature of a subclass
+    def edge(self, src: Any, dst: Any, edge: Any, *args: Any, **kwargs: Any) -> Any:
         raise TigaError(f"{type(self).__name__} has no edge function. Define edge(self, src, dst, edge, ...).")
 
     def forward(
