@@ -20,6 +20,7 @@ __all__ = [
     "Reducer",
     "TigaError",
     "TraceError",
+    "flex_attention",
     "integrations",
     "jit",
     "max",
@@ -40,8 +41,10 @@ def jit(fn: Any) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("integrations", "nn"):
-        import importlib
+    import importlib
 
+    if name in ("integrations", "nn"):
         return importlib.import_module("tiga." + name)
+    if name == "flex_attention":
+        return importlib.import_module("tiga.flex").flex_attention
     raise AttributeError(f"module 'tiga' has no attribute {name!r}")

@@ -224,13 +224,13 @@ def exporting() -> bool:
     return torch.compiler._is_exporting_flag
 
 
-_unread: set = set()
+said_unread: set[tuple[type, str]] = set()
 
 
 def warn_unread(cls: type, ref: str) -> None:
     """A field that was given and never used is most likely a misspelling; said once."""
-    if (cls, ref) not in _unread:
-        _unread.add((cls, ref))
+    if (cls, ref) not in said_unread:
+        said_unread.add((cls, ref))
         warnings.warn(f"{cls.__name__}: {named(ref)} was given and the edge function never uses it.", stacklevel=4)
 
 

@@ -25,8 +25,9 @@ def attention(
     Over j <= i + offset where causal. query (batch, j1, *heads, width), key and value (batch, j2, *heads, ...): jagged
     tensors of torch.nested, made with layout=torch.jagged, without holes; heads come after the rows, and broadcast. The
     result is jagged as query is. What `align` and `scale` mean, and how it is accumulated, is said of
-    torch.ops.tiga.attention, which this calls on the packed values: nothing is padded and no length is read. An empty sequence gives no rows. Raises TigaError for
-    tensors that are not jagged or not packed alike, and for causal with other lengths in key and no align.
+    torch.ops.tiga.attention, which this calls on the packed values: nothing is padded and no length is read. An empty
+    sequence gives no rows. Raises TigaError for tensors that are not jagged or not packed alike, and for causal with
+    other lengths in key and no align.
 
     >>> import tiga as tg, torch
     >>> x = torch.nested.nested_tensor([torch.ones(2, 3), torch.zeros(1, 3)], layout=torch.jagged)
