@@ -42,10 +42,10 @@ ROWS = [
     {"reducer"},
     {"ops"},
     {"message_passing"},
-    {"nn", "explain", "inductor", "testing", "pictures", "program_pictures", "integrations", "flex"},
+    {"nn", "explain", "inductor", "testing", "pictures", "program_pictures", "integrations", "flex", "__main__"},
 ]
 RANK = {module: rank for rank, row in enumerate(ROWS) for module in row}
-LEAVES = {"nn", "explain", "inductor", "testing", "pictures", "program_pictures", "integrations", "flex"}
+LEAVES = {"nn", "explain", "inductor", "testing", "pictures", "program_pictures", "integrations", "flex", "__main__"}
 
 
 def run(*command, **kwargs):
