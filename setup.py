@@ -3,7 +3,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 EXAMPLES = ["tqdm", "matplotlib", "ase"]
-PEERS = ["transformers>=5"]
+PEERS, DOCS = ["transformers>=5"], ["mkdocs-material>=9.5"]
 
 setup(
     name="tiga",
@@ -18,7 +18,7 @@ setup(
     install_requires=["torch>=2.11", 'triton>=3.6; platform_system == "Linux"'],
     extras_require={
         "examples": EXAMPLES,
-        "test": [*EXAMPLES, *PEERS, "pytest", "expecttest", "hypothesis", "ruff", "mypy"],
-        "docs": ["mkdocs-material"],
+        "test": [*EXAMPLES, *PEERS, *DOCS, "pytest", "expecttest", "hypothesis", "ruff", "mypy"],
+        "docs": DOCS,
     },
 )

@@ -122,6 +122,12 @@ def test_svg_has_one_box_an_edge(name):
     assert found == set(map(tuple, graph.to_mask().nonzero().tolist()))
 
 
+def test_svg_of_a_large_graph_has_one_box_a_run():
+    root = tree.fromstring(pictures.svg(tg.Graph.cu_seqlens([0, 480, 960], causal=False)))
+    boxes = [box for box in root.iter("{http://www.w3.org/2000/svg}rect") if box.get("x")]
+    assert [(box.get("x"), box.get("width")) for box in boxes] == [("0", "120")] * 24 + [("120", "120")] * 24
+
+
 class Tags(HTMLParser):
     """Fails unless every tag is closed in turn; keeps the text."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -131,20 +132,30 @@ def svg(graph: Graph, cells: int = SHOWN) -> str:
     """The matrix as SVG: row i receives from column j; the darker a cell, the more of its pairs are edges."""
     n, m = min(graph.num_dst, cells), min(graph.num_src, cells)
     side = max(4, 240 // max(n, m))
-    gap = 1 if side > 4 else 0
     share = density(graph, n, m)
     top = 1.0 if (n, m) == (graph.num_dst, graph.num_src) else float(share.max()) or 1.0
-    boxes = "".join(
-        f'<rect x="{side * c}" y="{side * r}" width="{side - gap}" height="{side - gap}"'
-        + ("" if (seen := float(share[r, c]) / top) == 1 else f' fill-opacity="{max(seen, 0.08):.2f}"')
-        + "/>"
-        for r, c in share.nonzero().tolist()
-    )
+    boxes = "".join(_boxes(row, side, side * r) for r, row in enumerate((share / top).tolist()))
     width, height = side * m, side * n
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
         f'<rect width="{width}" height="{height}" fill="{PAPER}"/><g fill="{INK}">{boxes}</g></svg>'
     )
+
+
+def _boxes(row: list[float], side: int, y: int) -> str:
+    """A box for each cell that is not empty; for each run of equal cells where they are too small to tell apart."""
+    gap = 1 if side >= 8 else 0
+    shades = [f"{max(x, 0.08):.2f}" if x else "" for x in row]
+    parts, c = [], 0
+    for shade, run in itertools.groupby(shades):
+        count = len(list(run))
+        for first, cells in [(c, count)] if gap == 0 else [(c + k, 1) for k in range(count)]:
+            if shade:
+                size = f'width="{side * cells - gap}" height="{side - gap}"'
+                opacity = "" if shade == "1.00" else f' fill-opacity="{shade}"'
+                parts.append(f'<rect x="{side * first}" y="{y}" {size}{opacity}/>')
+        c += count
+    return "".join(parts)
 
 
 def html(graph: Graph) -> str:
