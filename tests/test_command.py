@@ -1,5 +1,6 @@
 """python -m tiga: what it says is held against what torch and the files say."""
 
+import os
 import subprocess
 import sys
 
@@ -15,12 +16,10 @@ from tiga.codegen import kernels
 from compiled import compile_for  # isort: skip
 
 
-def run(*arguments):
-    return subprocess.run([sys.executable, "-m", "tiga", *arguments], capture_output=True, text=True)
-
-
-def test_report():
-    done = run()
+def test_report(tmp_path):
+    env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-m", "tiga"], env=env, capture_output=True, text=True)
+    assert f"  {tmp_path}: 0 kernels of tiga, 0.0 MiB" in done.stdout
     assert done.returncode == 0 and done.stderr == ""
     sections = [line for line in done.stdout.splitlines() if not line.startswith(" ")]
     assert sections == ["versions", "devices", "kernels", "operators", "cache"]
