@@ -47,9 +47,9 @@ def mask(
     **rest: Any,
 ) -> GraphMask | Tensor:
     """The graph that a mask function and a padding mask (batch, keys) describe, or the boolean mask where none does."""
-    from transformers import masking_utils
+    from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-    function = masking_utils.causal_mask_function if mask_function is None else mask_function
+    function = causal_mask_function if mask_function is None else mask_function
     if not isinstance(q_offset, Tensor) and not torch.compiler.is_compiling():
         shape = bands.Shape(batch_size, q_length, kv_length, q_offset, kv_offset, torch.device(device))
         pairs = bands.pairs_of(function, shape)
@@ -57,7 +57,7 @@ def mask(
         if pairs is not None and padding is not None:
             return GraphMask(bands.graph_of(pairs & padding, shape), (batch_size, 1, q_length, kv_length))
     rest |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    made = masking_utils.sdpa_mask(
+    made = sdpa_mask(
         batch_size, q_length, kv_length, q_offset, kv_offset, function, attention_mask, device=device, **rest
     )
     assert made is not None  # it is left out only where a skip is allowed
