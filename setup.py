@@ -3,6 +3,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 EXAMPLES = ["tqdm", "matplotlib", "ase"]
+PEERS, DOCS = ["transformers>=5", "torch-geometric", "scipy"], ["mkdocs-material>=9.5"]
 
 setup(
     name="tiga",
@@ -17,7 +18,7 @@ setup(
     install_requires=["torch>=2.11", 'triton>=3.6; platform_system == "Linux"'],
     extras_require={
         "examples": EXAMPLES,
-        "test": [*EXAMPLES, "pytest", "expecttest", "hypothesis", "scipy", "torch-geometric", "ruff", "mypy"],
-        "docs": ["mkdocs-material"],
+        "test": [*EXAMPLES, *PEERS, *DOCS, "pytest", "expecttest", "hypothesis", "ruff", "mypy"],
+        "docs": DOCS,
     },
 )

@@ -23,9 +23,9 @@ COMMANDS = [
 ROWS = [
     {"errors", "passes"},
     {"types", "relations", "preparation", "graph_checks", "graph_inputs"},
-    {"rules", "primitives", "reducers", "layouts", "ranges", "neighbours", "graph_algebra", "graph_text"},
-    {"program", "infer", "parser", "graph_build"},
-    {"builder", "graph"},
+    {"rules", "primitives", "reducers", "layouts", "ranges", "neighbours", "graph_algebra"},
+    {"program", "infer", "parser", "graph_build", "density"},
+    {"builder", "graph", "graph_text"},
     {
         "derivation",
         "adjoint",
@@ -43,10 +43,10 @@ ROWS = [
     {"reducer"},
     {"ops"},
     {"message_passing"},
-    {"nn", "explain", "inductor", "testing"},
+    {"nn", "explain", "inductor", "testing", "pictures", "program_pictures", "integrations", "flex", "__main__"},
 ]
 RANK = {module: rank for rank, row in enumerate(ROWS) for module in row}
-LEAVES = {"nn", "explain", "inductor", "testing"}
+LEAVES = {"nn", "explain", "inductor", "testing", "pictures", "program_pictures", "integrations", "flex", "__main__"}
 
 
 def run(*command, **kwargs):

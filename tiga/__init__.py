@@ -21,6 +21,8 @@ __all__ = [
     "Reducer",
     "TigaError",
     "TraceError",
+    "flex_attention",
+    "integrations",
     "jit",
     "max",
     "mean",
@@ -40,7 +42,12 @@ def jit(fn: Any) -> Any:
     return torch.compile(fn, fullgraph=True)
 
 
-_LATER = {"nn": "tiga.nn", "tune": "tiga.codegen.tuning"}  # imported when first asked for
+_LATER = {  # imported when first asked for
+    "flex_attention": "tiga.flex",
+    "integrations": "tiga.integrations",
+    "nn": "tiga.nn",
+    "tune": "tiga.codegen.tuning",
+}
 
 
 def __getattr__(name: str) -> Any:

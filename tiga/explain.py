@@ -33,6 +33,11 @@ class Explanation(str):
     def __repr__(self) -> str:
         return str(self)
 
+    def _repr_html_(self) -> str:
+        from tiga.program_pictures import explanation
+
+        return explanation(self)
+
 
 class Artifacts(Mapping[str, str]):
     """Texts by level. A level that was not made raises TigaError saying why."""

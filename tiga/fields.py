@@ -28,9 +28,12 @@ class Fields:
             raise AttributeError(name)
         if name not in self.__provided__:
             given = ", ".join(sorted(self.__given__)) or "none"
+            instead = f"Pass it: {self.__place__}={{'{name}': tensor}}."
+            if self.__place__ == "edge" and name in PLACED:
+                instead = "Graphs with positions have it: tg.Graph.radius, tg.Graph.knn."
             raise TraceError(
                 f"the edge function reads {self.__place__}.{name}, but the {self.__place__} fields given are: {given}. "
-                f"Pass it: {self.__place__}={{'{name}': tensor}}."
+                + instead
             )
         x = self.__provided__[name](self)
         setattr(self, name, x)

@@ -328,6 +328,23 @@ class Graph:
         """Kind, sizes, number of edges, order of numbers, storage in bytes, and what runs on it."""
         return graph_text.explain(self)
 
+    def plot(self, form: str | None = None, ax: Any = None, positions: Any = None) -> Any:
+        """Draws the relation with matplotlib and returns the axes: row i of a matrix receives from column j.
+
+        form: "matrix", or "points" (nodes at the first two coordinates of their positions, and edges), the default
+        where there are positions of two or more coordinates. positions: (num_nodes, dim), for graphs that keep none.
+        Large matrices are drawn as the share of each cell's pairs that are edges. Raises TigaError where matplotlib
+        is missing or nothing can be drawn.
+        """
+        from tiga.pictures import plot
+
+        return plot(self, form, ax, positions)
+
+    def _repr_html_(self) -> str:
+        from tiga.pictures import html
+
+        return html(self)
+
     def __repr__(self) -> str:
         return graph_text.short(self)
 

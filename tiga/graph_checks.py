@@ -140,7 +140,10 @@ def check_intervals(asked: str, num_src: Any, start: Tensor, stop: Tensor, start
         low, high = bounds[2 * i : 2 * i + 2]
         if low < 0 or high > num_src:
             bad = low if low < 0 else high
-            raise TigaError(f"{asked}: {name} holds {bad}, outside 0 to num_src = {number(num_src)}.")
+            raise TigaError(
+                f"{asked}: {name} holds {bad}, outside 0 to num_src = {number(num_src)}. "
+                f"Write {name}.clamp(0, num_src)."
+            )
     if overlaps:
         first, second = (f"[{int(a[row])}, {int(b[row])})" for a, b in ((start, stop), (start2, stop2)))
         raise TigaError(

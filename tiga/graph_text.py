@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from tiga import relations
+from tiga.density import density
 from tiga.graph_checks import can_read, number
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 CELLS = 16
 LARGEST_DRAWN = 2**20
-"""Pairs a graph may have and still be drawn: the drawing looks at each."""
+"""Pairs a graph may have and still be drawn where it is printed."""
 
 
 def short(graph: Graph) -> str:
@@ -51,23 +51,18 @@ def _same(a: Any, b: Any) -> bool:
 def drawn(graph: Graph) -> str:
     """Rows are destinations, columns sources: █ every pair of the cell, ▒ some, · none; at most 16 x 16 cells."""
     n, m = graph.num_dst, graph.num_src
-    if not can_read(*graph.tensors) or n * m == 0 or n * m > LARGEST_DRAWN:
+    if not is_drawable(graph) or n * m > LARGEST_DRAWN:
         return ""
     rows, columns = min(n, CELLS), min(m, CELLS)
-    share = _share(graph.to_mask().cpu(), rows, columns)
+    share = density(graph, rows, columns)
     lines = ["".join("█" if s == 1 else "▒" if s > 0 else "·" for s in line) for line in share.tolist()]
     scale = f"\n(a cell is about {n / rows:.3g} x {m / columns:.3g} pairs)" if (rows, columns) != (n, m) else ""
     return "\n".join(lines) + scale
 
 
-def _share(mask: Tensor, rows: int, columns: int) -> Tensor:
-    """Share of each cell's pairs that are edges, float64 [rows, columns]."""
-    for size in (rows, columns):
-        cell = torch.arange(mask.shape[0], device="cpu") * size // mask.shape[0]
-        total = torch.zeros(size, mask.shape[1], dtype=torch.float64, device="cpu")
-        count = torch.bincount(cell, minlength=size)
-        mask = (total.index_add_(0, cell, mask.to(torch.float64)) / count[:, None]).T
-    return mask
+def is_drawable(graph: Graph) -> bool:
+    """Whether there is a pair to draw, and its tensors may be read."""
+    return can_read(*graph.tensors) and graph.num_dst > 0 and graph.num_src > 0
 
 
 def explain(graph: Graph) -> str:

@@ -46,7 +46,8 @@ class MessagePassing(nn.Module):
     TraceError, quoting the line, for what cannot be traced.
     """
 
-    def edge(self, src: Any, dst: Any, edge: Any, **uniform: Any) -> Any:
+    # *args and **kwargs of Any together let a type checker take any signature of a subclass
+    def edge(self, src: Any, dst: Any, edge: Any, *args: Any, **kwargs: Any) -> Any:
         raise TigaError(f"{type(self).__name__} has no edge function. Define edge(self, src, dst, edge, ...).")
 
     def forward(
@@ -110,6 +111,21 @@ class MessagePassing(nn.Module):
         from tiga.explain import ir
 
         return ir(self, level)
+
+    def plot(self) -> str:
+        """Graphviz text of the last call's program: `dot -Tsvg`, or graphviz.Source(program.plot()), draws it.
+
+        A box is an operand, an ellipse an operation, an octagon a fold over edges; the colour says where a value lives.
+        """
+        from tiga.explain import Explanation
+        from tiga.program_pictures import dot
+
+        return Explanation(dot(type(self).__name__, self.last_variant.programs))
+
+    def _repr_html_(self) -> str:
+        from tiga.program_pictures import module
+
+        return module(self)
 
     @property
     def last_variant(self) -> Any:
@@ -229,13 +245,13 @@ def exporting() -> bool:
     return torch.compiler._is_exporting_flag
 
 
-_unread: set = set()
+said_unread: set[tuple[type, str]] = set()
 
 
 def warn_unread(cls: type, ref: str) -> None:
     """A field that was given and never used is most likely a misspelling; said once."""
-    if (cls, ref) not in _unread:
-        _unread.add((cls, ref))
+    if (cls, ref) not in said_unread:
+        said_unread.add((cls, ref))
         warnings.warn(f"{cls.__name__}: {named(ref)} was given and the edge function never uses it.", stacklevel=4)
 
 

@@ -7,7 +7,11 @@ them against the counts. Neither keeps a tensor alive.
 
 from __future__ import annotations
 
+import logging
 import threading
+
+LOG = logging.getLogger("tiga")
+"""At debug level: which plan a kernel was compiled with, and how each program's edges were visited."""
 
 PASSES = {
     "trace": "the edge function ran once on traced values and left a program",
@@ -106,6 +110,7 @@ def running(program: str) -> None:
 def visited(name: str, pairs: int, width: int) -> None:
     """A range of destinations was visited by the pass `name`, with `pairs` pairs of `width` elements at once."""
     COUNTS[name] += 1
+    LOG.debug("%s: %d pairs at once, %d elements each", name, pairs, width)
     record = _here.record
     if record is not None and record.runs:
         run = record.runs[-1]
@@ -119,6 +124,7 @@ def visited(name: str, pairs: int, width: int) -> None:
 def launched(name: str, sources: tuple[str, ...]) -> None:
     """The edges of a program ran in kernels of these sources."""
     COUNTS[name] += 1
+    LOG.debug("%s: kernels launched: %d", name, len(sources))
     record = _here.record
     if record is not None and record.runs:
         run = record.runs[-1]

@@ -260,7 +260,7 @@ RELATIONS = {
 }
 
 RUNS_ON = {
-    "implicit": "any device: the composite path in torch operations, blocked by rows",
-    "listed": "any device: the composite path in torch operations, edge by edge",
+    "implicit": "CUDA: kernels over tiles; elsewhere: torch operations, blocked by rows",
+    "listed": "CUDA: kernels over rows; elsewhere: torch operations, edge by edge",
 }
-"""What runs a relation, for explain()."""
+"""What runs a relation, for explain(); a program that no kernel fits runs in torch operations on CUDA too."""

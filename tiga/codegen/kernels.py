@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from tiga.passes import LOG
+
 
 class Geometry(Protocol):
     """What a plan of any skeleton says of a launch."""
@@ -21,10 +23,15 @@ class Geometry(Protocol):
     def stages(self) -> int: ...
 
 
+def name_of(text: str) -> str:
+    """What tracebacks and logs call a source."""
+    return f"<tiga kernel {hashlib.sha256(text.encode()).hexdigest()[:12]}>"
+
+
 @functools.lru_cache(4096)
 def load(text: str) -> Any:
     """The jitted function of a source, whose text stays readable: in tracebacks, and for whoever asks for the code."""
-    name = f"<tiga kernel {hashlib.sha256(text.encode()).hexdigest()[:12]}>"
+    name = name_of(text)
     linecache.cache[name] = (len(text), None, text.splitlines(True), name)
     scope: dict[str, Any] = {"__name__": "tiga.codegen.generated"}
     exec(compile(text, name, "exec"), scope)  # output of our own emitter, of a verified program
@@ -109,7 +116,8 @@ def compiled(text: str, fn: Any, values: list, plan: Geometry, device: Any) -> A
             kinds.append(isinstance(value, int) and abs(value) >> 31 != 0)
     key = (text, plan, tuple(kinds), device)
     if key not in _made:
-        _made[key] = _compile(text, fn, values, plan, device)
+        made = _made[key] = _compile(text, fn, values, plan, device)
+        LOG.debug("%s, %s: %s", name_of(text), plan, "does not fit" if made is None else f"{made.n_spills} spilled")
     return _made[key]
 
 
