@@ -31,7 +31,7 @@ class Geometry:
     """Of every cell. dual: coordinate k of x is <dual[k], x>, which a step along row k raises by 1."""
 
     dual: Tensor
-    """(cells, dim, dim) float64; where row k has no period a vector no longer than 1, at right angles to all periods."""
+    """(cells, dim, dim) float64; where row k is no period, a vector at right angles to all periods, of at most 1."""
     periodic: Tensor
     """(cells, dim): whether row k is a period."""
     thin: Tensor
@@ -93,6 +93,11 @@ def cell_of(cell: Tensor, batch: Tensor | None, num_nodes: Any) -> Tensor:
     return batch.to(torch.int64).clamp(0, max(cell.shape[0] - 1, 0))
 
 
+def images(form: Geometry, cutoff: float) -> Tensor:
+    """The most periods that the cutoff reaches over."""
+    return torch.where(form.thin > 0, form.thin * cutoff, 0).amax()
+
+
 def margin(points: Tensor, dtype: torch.dtype, cell: Tensor, cutoff: float) -> Tensor:
     """A reach that no rounding, in the dtype of positions, of a displacement within the cutoff passes."""
     eps = torch.finfo(dtype).eps
@@ -101,7 +106,7 @@ def margin(points: Tensor, dtype: torch.dtype, cell: Tensor, cutoff: float) -> T
 
 
 def vectors(image: Tensor, cell: Tensor, dtype: torch.dtype, which: Tensor | None = None) -> Tensor:
-    """sum_k image[:, k] cell[k], in the order of k, in `dtype`; computed in float32 for 16 bits. which: a cell an edge."""
+    """sum_k image[:, k] cell[k], in the order of k, in `dtype` (16 bits: by way of float32); which: a cell an edge."""
     wide = torch.float32 if dtype.itemsize < 4 else dtype
     rows, n = cell.to(dtype).to(wide), image.to(wide)
     total: Any = 0
@@ -157,6 +162,8 @@ def periodic_edges(
     """
     batch = neighbours.check_points(positions, batch, ASKED)
     cutoff, cell = neighbours.check_cutoff(cutoff), check_cell(cell, positions, batch)
+    if cell.dim() == 3 and cell.shape[0] == 0 and positions.shape[0] > 0:
+        raise TigaError(f"{ASKED}: cell holds 0 cells, but there are nodes. Give a cell for every number in batch.")
     kernels = neighbours.kernels(positions)
     if kernels is not None:
         return kernels.radius(positions, cutoff, batch, loop, max_neighbors, cell)
@@ -196,8 +203,9 @@ def periodic_edges(
 def _check_values(form: Geometry, cell: Tensor, batch: Tensor | None, cutoff: float) -> None:
     if form.wrong.any():
         refuse_cell(cell, int(form.wrong.to(torch.int8).argmax()))
-    if form.thin.numel() and not float(form.thin.amax()) * cutoff <= MOST_IMAGES:
-        refuse_thin(cutoff, float(form.thin.amax()) * cutoff)
+    most = float(images(form, cutoff)) if form.thin.numel() else 0.0
+    if most > MOST_IMAGES:
+        refuse_thin(cutoff, most)
     if cell.dim() == 3 and batch is not None and batch.numel():
         low, high = (int(end) for end in batch.aminmax())
         if low < 0 or high >= cell.shape[0]:

@@ -121,11 +121,16 @@ def survey(
     DTYPE: tl.constexpr,
     PERIODIC: tl.constexpr,
     FILL: tl.constexpr,
+    GAP: tl.constexpr,
     R: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """How many candidates lie nearer than `bound`, or at it and are no later than node `last`; FILL writes their keys."""
+    """How many candidates lie nearer than `bound`, or at it and no later than node `last`; FILL writes their keys.
+
+    GAP: the largest squared distance up to the bound, and the smallest beyond it, too.
+    """
     found = tl.full((), 0, tl.int64)
+    inner, outer = tl.full((), 0, tl.float64), tl.full((), float("inf"), tl.float64)
     first = tl.full((), 0, tl.int32)
     count = first + 1
     while first < count:
@@ -163,8 +168,13 @@ def survey(
                 place = out + found + tl.cumsum(taken.to(tl.int32), 0) - 1
                 tl.store(place, (src << 30) | bits, mask=taken)
             found += tl.sum(taken.to(tl.int32), 0)
+            if GAP:
+                inside = live & (itself == 0) & (squared <= bound)
+                inner = tl.maximum(inner, tl.max(tl.where(inside, squared, 0), 0))
+                beyond = live & (itself == 0) & (squared > bound)
+                outer = tl.minimum(outer, tl.min(tl.where(beyond, squared, float("inf")), 0))
         first += R
-    return found
+    return found, inner, outer
 
 
 @triton.jit(do_not_specialize=["num", "steps"])
@@ -206,9 +216,9 @@ def near(
     if FILL:
         out += tl.load(rowptr + node)
     limit = tl.load(bound)
-    found = survey(
+    found, _, _ = survey(
         p, node, ring0, ring1, ring2, limit, node + num, keys, nodes, places, x, wraps, bins, cell, sizes, out,
-        num, steps, LOOP, DTYPE, PERIODIC, FILL, R, BLOCK,
+        num, steps, LOOP, DTYPE, PERIODIC, FILL, False, R, BLOCK,
     )  # fmt: skip
     if not FILL:
         tl.store(counts + node, found)
@@ -241,46 +251,46 @@ def nearest(
     want = tl.load(wanted + node)
     farthest = tl.load(limit)
     step = tl.load(width)
-    last = node - node + num
+    last = tl.full((), 0, tl.int64) + num
     ring = tl.full((), 1, tl.int32)
     bound = step * step
-    found = survey(
+    found, inner, outer = survey(
         p, node, ring, ring, ring, bound, last, keys, nodes, places, x, x, x, x, sizes, out,
-        num, steps, False, DTYPE, False, False, R, BLOCK,
+        num, steps, False, DTYPE, False, False, True, R, BLOCK,
     )  # fmt: skip
     while found < want:
         ring *= 2
         bound = tl.where(ring >= farthest, float("inf"), ring * step * ring * step)
-        found = survey(
+        found, inner, outer = survey(
             p, node, ring, ring, ring, bound, last, keys, nodes, places, x, x, x, x, sizes, out,
-            num, steps, False, DTYPE, False, False, R, BLOCK,
+            num, steps, False, DTYPE, False, False, True, R, BLOCK,
         )  # fmt: skip
-    high = bound.to(tl.int64, bitcast=True)
+    high = inner.to(tl.int64, bitcast=True)
     low = tl.full((), -1, tl.int64)
     while (found > want) & (high - low > 1):
         middle = low + (high - low) // 2
         bound = middle.to(tl.float64, bitcast=True)
-        inside = survey(
+        inside, inner, outer = survey(
             p, node, ring, ring, ring, bound, last, keys, nodes, places, x, x, x, x, sizes, out,
-            num, steps, False, DTYPE, False, False, R, BLOCK,
+            num, steps, False, DTYPE, False, False, True, R, BLOCK,
         )  # fmt: skip
-        low = tl.where(inside < want, middle, low)
-        high = tl.where(inside < want, high, middle)
+        low = tl.where(inside < want, outer.to(tl.int64, bitcast=True) - 1, low)
+        high = tl.where(inside < want, high, inner.to(tl.int64, bitcast=True))
         found = tl.where(inside < want, found, inside)
     bound = high.to(tl.float64, bitcast=True)
-    before = last - num - num
+    before = tl.full((), -1, tl.int64)
     while (found > want) & (last - before > 1):
         middle = before + (last - before) // 2
-        inside = survey(
+        inside, inner, outer = survey(
             p, node, ring, ring, ring, bound, middle, keys, nodes, places, x, x, x, x, sizes, out,
-            num, steps, False, DTYPE, False, False, R, BLOCK,
+            num, steps, False, DTYPE, False, False, False, R, BLOCK,
         )  # fmt: skip
         before = tl.where(inside < want, middle, before)
         last = tl.where(inside < want, last, middle)
         found = tl.where(inside < want, found, inside)
     survey(
         p, node, ring, ring, ring, bound, last, keys, nodes, places, x, x, x, x, sizes,
-        out + tl.load(rowptr + node), num, steps, False, DTYPE, False, True, R, BLOCK,
+        out + tl.load(rowptr + node), num, steps, False, DTYPE, False, True, False, R, BLOCK,
     )  # fmt: skip
 
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from tiga import neighbours, periodic
 from tiga.codegen import device_neighbours as device
-from tiga.errors import TigaError
 
 RUNS, BLOCK = 16, 64
 """Runs of cells, and candidates, that a warp looks at together."""
@@ -81,7 +80,7 @@ def radius(
     else:
         form = periodic.geometry(_padded(cell))
         grid, boxes = _boxed(x, positions.dtype, form, cell, cutoff, batch, system)
-        wrong += [_first(form.wrong), form.thin.amax() * cutoff, *_batch_ends(cell, batch)]
+        wrong += [_first(form.wrong), periodic.images(form, cutoff), *_batch_ends(cell, batch)]
     unused = torch.empty(0, dtype=torch.int64, device=x.device)
     box = (boxes.wraps, boxes.which, boxes.bins, boxes.rings, boxes.cell) if boxes else (grid.places,) * 4 + (x,)
     limit = _number(neighbours.bound(cutoff, positions.dtype), x)
@@ -222,8 +221,9 @@ def _boxed(
     """Bins at most as wide as the reach along each period, and as many to either side as it reaches over."""
     rows = _padded(cell).reshape(-1, DIMENSIONS, DIMENSIONS)
     which, most = periodic.cell_of(cell, batch, x.shape[0]), _most_places(batch)
-    refused = form.wrong.any() | ~(form.thin.amax() * cutoff <= periodic.MOST_IMAGES)
+    refused = form.wrong.any() | (periodic.images(form, cutoff) > periodic.MOST_IMAGES)
     reach = torch.where(refused, 0, periodic.margin(x, dtype, torch.where(refused, 0, rows), cutoff))
+    reach = reach.clamp_max(torch.finfo(torch.float64).max)
     bins = (1 / (form.thin * reach)).floor().clamp(1, most)
     rings = torch.where(form.periodic, (form.thin * reach * bins).ceil().clamp_min(1), 1)
     along = (form.dual[which] * x.to(torch.float64)[:, None]).sum(-1)
@@ -235,8 +235,10 @@ def _boxed(
     # no bin of an open direction is in another image
     bins = torch.where(form.periodic, bins, 2**PLACE_BITS)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    numbers = [t.to(torch.int32).contiguous() for t in (wrap.clamp(-(2.0**30), 2.0**30), which, bins, rings)]
-    return _grid(x, place, system), Boxes(*numbers, rows.to(dtype).to(wide).contiguous())
+    wraps, which, bins, rings = (
+        t.to(torch.int32).contiguous() for t in (wrap.clamp(-(2.0**30), 2.0**30), which, bins, rings)
+    )
+    return _grid(x, place, system), Boxes(wraps, which, bins, rings, rows.to(dtype).to(wide).contiguous())
 
 
 def _batch_ends(cell: Tensor, batch: Tensor | None) -> list[Tensor]:
@@ -252,10 +254,10 @@ def _refuse(positions: Tensor, cutoff: float, cell: Any, values: list[float]) ->
         flat, images, *ends = of_cell
         if flat >= 0:
             periodic.refuse_cell(cell, int(flat))
-        if not images <= periodic.MOST_IMAGES:
+        if images > periodic.MOST_IMAGES:
             periodic.refuse_thin(cutoff, images)
         if ends and (ends[0] < 0 or ends[1] >= cell.shape[0]):
-            periodic.refuse_batch(*map(int, ends), cell.shape[0])
+            periodic.refuse_batch(int(ends[0]), int(ends[1]), cell.shape[0])
 
 
 def _ordered(found: Tensor, rowptr: Tensor, most: int, boxes: Boxes | None, dim: int) -> tuple[Tensor, Tensor]:
@@ -272,14 +274,14 @@ def _ordered(found: Tensor, rowptr: Tensor, most: int, boxes: Boxes | None, dim:
         if boxes:
             bits = torch.stack([found >> 20, found >> 10, found], 1) & 1023
             image = (bits - device.IMAGES.value + boxes.wraps[dst] - boxes.wraps[col]).to(torch.int32)
-        return col, image[:, :dim]
+        return col, image[:, :dim].contiguous()
     if edges:
         with _on(found):
             device.order[(num_nodes,)](
                 found, rowptr, col, image, boxes.wraps if boxes else rowptr, PERIODIC=boxes is not None, BLOCK=64,
                 OTHERS=16, num_warps=1,
             )  # fmt: skip
-    return col, image[:, :dim]
+    return col, image[:, :dim].contiguous()
 
 
 def _typical(x: Tensor, k: int, batch: Tensor | None) -> Tensor:
