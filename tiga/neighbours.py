@@ -31,6 +31,9 @@ GRID_DIMENSIONS = 3
 KEYS = 2**62
 """Cells that may be told apart; dimensions beyond that are left to the measuring."""
 
+PAIRS = 2**22
+"""Pairs measured at a time where every pair is."""
+
 KERNEL_DEVICES = {"cuda"}
 
 SAMPLES = 16
@@ -153,14 +156,16 @@ def squared(difference: Tensor) -> Tensor:
 def knn_edges(positions: Tensor, k: int, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """{(i, j): j among the k nearest to i, j != i}, as (rowptr [num_nodes + 1], col), int64, ordered by (i, j).
 
-    Of equally near nodes the lower; fewer than k where the batch has no more. The search radius doubles for the
-    nodes that have not found enough.
+    Of equally near nodes the lower; fewer than k where the batch has no more. In at most three dimensions the search
+    radius doubles for the nodes that have not found enough; in more every pair of a batch is measured.
     """
     batch = check_points(positions, batch, "Graph.knn")
     by_kernels = kernels(positions)
     if by_kernels is not None:
         return by_kernels.knn(positions, k, batch)
     check_finite(positions, "Graph.knn")
+    if positions.shape[1] > GRID_DIMENSIONS:
+        return _nearest_of_all(positions, k, batch)
     num_nodes, device = positions.shape[0], positions.device
     pending = torch.arange(num_nodes, device=device)
     available = _batch_sizes(batch, num_nodes, device) - 1
@@ -181,6 +186,31 @@ def knn_edges(positions: Tensor, k: int, batch: Tensor | None = None) -> tuple[T
     dst, src = (torch.cat(part) for part in zip(*found)) if found else (pending, pending)
     order = (dst * num_nodes + src).argsort()
     return torch.searchsorted(dst[order], torch.arange(num_nodes + 1, device=device)), src[order]
+
+
+def _nearest_of_all(positions: Tensor, k: int, batch: Tensor | None) -> tuple[Tensor, Tensor]:
+    """knn_edges by every pair of a batch, some rows at a time: in many dimensions cells leave nothing out."""
+    num_nodes, device = positions.shape[0], positions.device
+    wanted = (_batch_sizes(batch, num_nodes, device) - 1).clamp_max(k)
+    ordered, nodes = (wanted, torch.arange(num_nodes, device=device)) if batch is None else batch.sort(stable=True)
+    ends = [num_nodes] if batch is None else ordered.unique_consecutive(return_counts=True)[1].cumsum(0).tolist()
+    found: list[tuple[Tensor, Tensor]] = []
+    for first, last in pairwise([0, *ends]) if k and num_nodes else ():
+        others = nodes[first:last]
+        for rows in others.split(max(PAIRS // len(others), 1)):
+            apart = torch.zeros(len(rows), len(others), dtype=torch.float64, device=device)
+            for d in range(positions.shape[1]):
+                apart += (positions[others, d] - positions[rows, d, None]).to(torch.float64).square()
+            apart.masked_fill_(rows[:, None] == others, math.inf)
+            count = wanted[rows, None]
+            nearest = apart.topk(min(k, len(others)), largest=False)[0].gather(1, (count - 1).clamp_min(0))
+            closer, level = apart < nearest, apart == nearest
+            taken = closer | (level & (level.cumsum(1) <= count - closer.sum(1, keepdim=True)))
+            row, other = taken.nonzero(as_tuple=True)
+            found.append((rows[row], others[other]))
+    dst, src = (torch.cat(part) for part in zip(*found)) if found else (nodes[:0], nodes[:0])
+    dst, order = dst.sort(stable=True)
+    return torch.searchsorted(dst, torch.arange(num_nodes + 1, device=device)), src[order]
 
 
 def check_finite(positions: Tensor, asked: str) -> None:
