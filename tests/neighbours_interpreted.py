@@ -44,17 +44,16 @@ def test_radius_of_samples_with_one_far_off(by_kernels):
     assert by_kernels
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
-def test_radius_in_one_and_two_dimensions(dtype):
-    for dim in (1, 2):
-        positions = cloud(4, dim, 1.0, dtype)
-        assert_pairs(neighbours.radius_edges(positions, 0.4, loop=True), within(positions, 0.4, loop=True))
+@pytest.mark.parametrize("dim, dtype", [(1, torch.float16), (2, torch.float64)], ids=str)
+def test_radius_in_fewer_dimensions(dim, dtype):
+    positions = cloud(4, dim, 1.0, dtype)
+    assert_pairs(neighbours.radius_edges(positions, 0.4, loop=True), within(positions, 0.4, loop=True))
 
 
 def test_the_cutoff_is_included_and_may_be_all():
     line = torch.tensor([[0.0], [0.1], [0.4]])
-    for cutoff in (0.1, math.inf):
-        assert_pairs(neighbours.radius_edges(line, cutoff), (line - line.t()).abs().le(cutoff).fill_diagonal_(False))
+    assert_pairs(neighbours.radius_edges(line, 0.1), (line - line.t()).abs().le(0.1).fill_diagonal_(False))
+    assert_pairs(neighbours.radius_edges(line[1:], math.inf), torch.eye(2) == 0)
 
 
 @pytest.mark.parametrize("longest", [512, 2], ids=["compared", "sorted"])
@@ -74,8 +73,8 @@ def test_many_bins_wrap_around():
 
 
 def test_nearest_with_ties_and_small_samples(by_kernels):
-    cross = torch.tensor([[0.0, 0], [1, 0], [0, 1], [-1, 0], [0, -1], [9, 9], [9, 9.5]])
-    batch = torch.tensor([1, 1, 1, 1, 1, 0, 0])
+    cross = torch.tensor([[0.0, 0], [1, 0], [0, 1], [-1, 0], [9, 9], [9, 9.5]])
+    batch = torch.tensor([1, 1, 1, 1, 0, 0])
     assert_pairs(neighbours.knn_edges(cross, 2, batch), nearest(cross, 2, batch))
     assert by_kernels
 
@@ -100,10 +99,10 @@ REFUSED = [
     (lambda: neighbours.radius_edges(ones, 1.0, None, False, 0), "node 0 has 1 neighbours within 1.0.*max_neighbors=0"),
     (lambda: neighbours.radius_edges(ones * torch.tensor([[1.0], [math.nan]]), 1.0), "positions of node 1 are .nan"),
     (lambda: neighbours.knn_edges(ones * math.inf, 1), "positions of node 0"),
-    (lambda: periodic.periodic_edges(ones, 1.0, flat, torch.tensor([0, 0])), "cell 1 is .*independent"),
-    (lambda: periodic.periodic_edges(ones, 1000.0, box), "reaches over 1e.03 periods"),
-    (lambda: periodic.periodic_edges(ones, 1.0, box * math.nan), "cell is .*not finite"),
-    (lambda: periodic.periodic_edges(ones, 1.0, box[None], torch.tensor([0, 1])), "batch has the entry 1"),
+    (lambda: periodic.periodic_edges(ones[:1], 1.0, flat, torch.tensor([0])), "cell 1 is .*independent"),
+    (lambda: periodic.periodic_edges(ones[:1], 1000.0, box), "reaches over 1e.03 periods"),
+    (lambda: periodic.periodic_edges(ones[:1], 1.0, box * math.nan), "cell is .*not finite"),
+    (lambda: periodic.periodic_edges(ones[:1], 1.0, box[None], torch.tensor([1])), "batch has the entry 1"),
 ]
 
 
