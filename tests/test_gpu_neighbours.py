@@ -88,7 +88,7 @@ def kinds():
         device_neighbours.nearest,
         (
             *(long, long, long, x, short, *grid, long, *size, tl.float64),
-            *(kernels.RUNS, kernels.NEAREST_BLOCK),
+            *blocks,
         ),
     )
     yield device_neighbours.order, (long, long, long, short, short, True, 64, 16)

@@ -1,7 +1,7 @@
 """Kernels of the neighbour searches: one program a node, over the cells around its own.
 
 Nodes lie in the order of their cells' keys; the cells beside one another in the last direction are a run of that
-order, found by halving. Runs are found RUNS at a time, and their candidates, end to end, are looked at BLOCK at a time.
+order, found by halving, R runs at a time; their candidates are looked at BLOCK at a time.
 """
 
 from __future__ import annotations
@@ -20,16 +20,22 @@ def rounded(x, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def first_from(keys, wanted, num, steps):
-    """The first place whose key is not less than wanted."""
-    low = tl.zeros_like(wanted).to(tl.int32)
+def span(keys, least, most, num, steps):
+    """(the first place whose key is at least `least`, the first whose key is above `most`), of each pair."""
+    low = tl.zeros_like(least).to(tl.int32)
     high = low + num
+    low_end, high_end = low, high
     for _ in range(steps):
-        middle = (low + high) // 2
-        less = (low < high) & (tl.load(keys + middle, mask=low < high, other=0) < wanted)
-        high = tl.where(less, high, middle)
-        low = tl.where(less, middle + 1, low)
-    return low
+        middle, middle_end = (low + high) // 2, (low_end + high_end) // 2
+        key = tl.load(keys + middle, mask=low < high, other=0)
+        key_end = tl.load(keys + middle_end, mask=low_end < high_end, other=0)
+        before = (low < high) & (key < least)
+        before_end = (low_end < high_end) & (key_end <= most)
+        high = tl.where(before, high, middle)
+        low = tl.where(before, middle + 1, low)
+        high_end = tl.where(before_end, high_end, middle_end)
+        low_end = tl.where(before_end, middle_end + 1, low_end)
+    return low, low_end
 
 
 @triton.jit
@@ -73,27 +79,24 @@ def runs(first, p, ring0, ring1, ring2, keys, places, bins, sizes, num, steps, P
     end = tl.minimum(end, n2.to(tl.int32) - 1)
     live = (run < count) & (q0 >= 0) & (q0 < n0) & (q1 >= 0) & (q1 < n1)
     row = ((base + q0) * n1 + q1) * n2
-    at = first_from(keys, row + begin, num, steps)
-    beyond = first_from(keys, row + end + 1, num, steps)
+    at, beyond = span(keys, row + begin, row + end, num, steps)
     return count, at, tl.where(live, beyond - at, 0), image
 
 
 @triton.jit
-def apart(x, p, at, live, num, DTYPE: tl.constexpr, s0, s1, s2):
-    """Squared distance in float64 of the displacement that a program computes, added in the order of dimensions."""
-    d0 = rounded(tl.load(x + at, mask=live, other=0) - tl.load(x + p), DTYPE)
-    d1 = rounded(tl.load(x + num + at, mask=live, other=0) - tl.load(x + num + p), DTYPE)
-    d2 = rounded(tl.load(x + 2 * num + at, mask=live, other=0) - tl.load(x + 2 * num + p), DTYPE)
-    d0 = rounded(d0 + s0, DTYPE).to(tl.float64)
-    d1 = rounded(d1 + s1, DTYPE).to(tl.float64)
-    d2 = rounded(d2 + s2, DTYPE).to(tl.float64)
-    return d0 * d0 + d1 * d1 + d2 * d2
+def three(x, step):
+    return tl.load(x), tl.load(x + step), tl.load(x + 2 * step)
 
 
 @triton.jit
-def moved(cell, d: tl.constexpr, i0, i1, i2, DTYPE: tl.constexpr):
-    """Dimension d of what an image adds to a displacement."""
-    a0, a1, a2 = tl.load(cell + d), tl.load(cell + 3 + d), tl.load(cell + 6 + d)
+def apart(here, there, shift, DTYPE: tl.constexpr):
+    """A dimension of the displacement that a program computes, in float64."""
+    return rounded(rounded(there - here, DTYPE) + shift, DTYPE).to(tl.float64)
+
+
+@triton.jit
+def moved(a0, a1, a2, i0, i1, i2, DTYPE: tl.constexpr):
+    """A dimension of what an image adds to a displacement: of periods (a0, a1, a2) in it."""
     return rounded((i0.to(a0.dtype) * a0 + i1.to(a0.dtype) * a1) + i2.to(a0.dtype) * a2, DTYPE)
 
 
@@ -129,52 +132,61 @@ def survey(
 
     GAP: the largest squared distance up to the bound, and the smallest beyond it, too.
     """
-    found = tl.full((), 0, tl.int64)
-    inner, outer = tl.full((), 0, tl.float64), tl.full((), float("inf"), tl.float64)
+    lane, run = tl.arange(0, BLOCK), tl.arange(0, R)
+    written = tl.full((), 0, tl.int32)
+    each = tl.zeros([BLOCK], tl.int32)
+    inner, outer = tl.zeros([BLOCK], tl.float64), tl.full([BLOCK], float("inf"), tl.float64)
+    x0, x1, x2 = three(x + p, num)
+    if PERIODIC:
+        w0, w1, w2 = three(wraps + 3 * node, 1)
+        a0, a1, a2 = three(cell, 3)
+        b0, b1, b2 = three(cell + 1, 3)
+        c0, c1, c2 = three(cell + 2, 3)
     first = tl.full((), 0, tl.int32)
     count = first + 1
     while first < count:
         count, at, many, image = runs(first, p, ring0, ring1, ring2, keys, places, bins, sizes, num, steps, PERIODIC, R)
-        ends = tl.cumsum(many, 0)
-        offset = at - (ends - many)
-        for block in range(0, tl.sum(many, 0), BLOCK):
-            flat = block + tl.arange(0, BLOCK)
-            live = flat < tl.sum(many, 0)
-            run = tl.sum((ends[None, :] <= flat[:, None]).to(tl.int32), 1)
-            mine = run[:, None] == tl.arange(0, R)[None, :]
-            slot = flat + tl.sum(tl.where(mine, offset[None, :], 0), 1)
-            src = tl.load(nodes + slot, mask=live, other=0)
-            bits = tl.zeros([BLOCK], tl.int64)
+        for r in range(0, tl.minimum(count - first, R)):
+            begin = tl.sum(tl.where(run == r, at, 0), 0)
+            size = tl.sum(tl.where(run == r, many, 0), 0)
+            bits = 0
             if PERIODIC:
-                bits = tl.sum(tl.where(mine, image[None, :], 0), 1).to(tl.int64)
-                i0 = (bits >> 20).to(tl.int32) - IMAGES + tl.load(wraps + 3 * node)
-                i1 = ((bits >> 10) & 1023).to(tl.int32) - IMAGES + tl.load(wraps + 3 * node + 1)
-                i2 = (bits & 1023).to(tl.int32) - IMAGES + tl.load(wraps + 3 * node + 2)
-                i0 -= tl.load(wraps + 3 * src, mask=live, other=0)
-                i1 -= tl.load(wraps + 3 * src + 1, mask=live, other=0)
-                i2 -= tl.load(wraps + 3 * src + 2, mask=live, other=0)
-                s0 = moved(cell, 0, i0, i1, i2, DTYPE)
-                s1 = moved(cell, 1, i0, i1, i2, DTYPE)
-                s2 = moved(cell, 2, i0, i1, i2, DTYPE)
-                squared = apart(x, p, slot, live, num, DTYPE, s0, s1, s2)
-                itself = (src == node) & (i0 == 0) & (i1 == 0) & (i2 == 0)
-            else:
-                squared = apart(x, p, slot, live, num, DTYPE, 0.0, 0.0, 0.0)
+                bits = tl.sum(tl.where(run == r, image, 0), 0)
+            for block in range(0, size, BLOCK):
+                live = block + lane < size
+                slot = begin + block + lane
+                src = tl.load(nodes + slot, mask=live, other=0)
+                y0 = tl.load(x + slot, mask=live, other=0)
+                y1 = tl.load(x + num + slot, mask=live, other=0)
+                y2 = tl.load(x + 2 * num + slot, mask=live, other=0)
                 itself = src == node
-            taken = live & ((squared < bound) | ((squared == bound) & (src <= last)))
-            if not LOOP:
-                taken = taken & (itself == 0)
-            if FILL:
-                place = out + found + tl.cumsum(taken.to(tl.int32), 0) - 1
-                tl.store(place, (src << 30) | bits, mask=taken)
-            found += tl.sum(taken.to(tl.int32), 0)
-            if GAP:
-                inside = live & (itself == 0) & (squared <= bound)
-                inner = tl.maximum(inner, tl.max(tl.where(inside, squared, 0), 0))
-                beyond = live & (itself == 0) & (squared > bound)
-                outer = tl.minimum(outer, tl.min(tl.where(beyond, squared, float("inf")), 0))
+                if PERIODIC:
+                    i0 = (bits >> 20) - IMAGES + w0 - tl.load(wraps + 3 * src, mask=live, other=0)
+                    i1 = ((bits >> 10) & 1023) - IMAGES + w1 - tl.load(wraps + 3 * src + 1, mask=live, other=0)
+                    i2 = (bits & 1023) - IMAGES + w2 - tl.load(wraps + 3 * src + 2, mask=live, other=0)
+                    d0 = apart(x0, y0, moved(a0, a1, a2, i0, i1, i2, DTYPE), DTYPE)
+                    d1 = apart(x1, y1, moved(b0, b1, b2, i0, i1, i2, DTYPE), DTYPE)
+                    d2 = apart(x2, y2, moved(c0, c1, c2, i0, i1, i2, DTYPE), DTYPE)
+                    itself = itself & (i0 == 0) & (i1 == 0) & (i2 == 0)
+                else:
+                    d0 = apart(x0, y0, 0.0, DTYPE)
+                    d1 = apart(x1, y1, 0.0, DTYPE)
+                    d2 = apart(x2, y2, 0.0, DTYPE)
+                squared = d0 * d0 + d1 * d1 + d2 * d2  # in this order, and not fused: as torch computes it
+                if not LOOP:
+                    live = live & (itself == 0)
+                taken = (live & ((squared < bound) | ((squared == bound) & (src <= last)))).to(tl.int32)
+                if FILL:
+                    place = out + written + tl.cumsum(taken, 0) - 1
+                    tl.store(place, (src << 30) | bits, mask=taken != 0)
+                    written += tl.sum(taken, 0)
+                else:
+                    each += taken
+                if GAP:
+                    inner = tl.maximum(inner, tl.where(live & (squared <= bound), squared, 0))
+                    outer = tl.minimum(outer, tl.where(live & (squared > bound), squared, float("inf")))
         first += R
-    return found, inner, outer
+    return tl.sum(each, 0).to(tl.int64), tl.max(inner, 0), tl.min(outer, 0)
 
 
 @triton.jit(do_not_specialize=["num", "steps"])

@@ -16,9 +16,8 @@ from torch import Tensor
 from tiga import neighbours, periodic
 from tiga.codegen import device_neighbours as device
 
-RUNS, BLOCK = 16, 64
-"""Runs of cells, and candidates, that a warp looks at together; a nearest-neighbour search holds more of each."""
-NEAREST_BLOCK = 32
+RUNS, BLOCK = 16, 32
+"""Runs of cells that are found, and candidates that are looked at, together by a warp."""
 
 LONGEST = 512
 """Neighbours of a node that are put in order by comparing each with each; longer lists are sorted."""
@@ -120,7 +119,7 @@ def knn(positions: Tensor, k: int, batch: Tensor | None) -> tuple[Tensor, Tensor
     found = torch.empty(edges, dtype=torch.int64, device=x.device)
     # what lies outside of a ring of cells is farther than the ring is wide, but for rounding
     sure = width * (1 - 1e-5 - 2 * torch.finfo(positions.dtype).eps)
-    options = {"DTYPE": TYPES[positions.dtype], "R": RUNS, "BLOCK": NEAREST_BLOCK}
+    options = {"DTYPE": TYPES[positions.dtype], "R": RUNS, "BLOCK": BLOCK}
     options |= {"num_warps": 1, "enable_fp_fusion": False}
     farthest = grid.sizes.amax().to(torch.int32)
     with _on(x):
