@@ -4,6 +4,7 @@ import pytest
 import torch
 import triton.language as tl
 from compiled import compile_for, used
+from test_periodic import energy
 
 from tiga import neighbours, periodic
 from tiga.codegen import device_neighbours
@@ -69,6 +70,20 @@ def test_the_device_is_waited_for_once():
         finally:
             torch.cuda.set_sync_debug_mode("default")
         assert sum("synchroniz" in str(w.message) for w in seen) == 1
+
+
+@pytest.mark.gpu
+def test_forces_and_stress_in_a_small_box_are_those_of_the_cpu():
+    """Pairs have several edges, one an image: each keeps its own shift in both passes."""
+    positions, found = cloud(40, 3, 4.0, torch.float64), []
+    for device in ("cpu", "cuda"):
+        inputs = [t.to(device).requires_grad_() for t in (positions, SKEWED * 1.3)]
+        value = energy(*inputs, cutoff=3.1)
+        first = torch.autograd.grad(value, inputs, create_graph=True)
+        second = torch.autograd.grad(sum(g.sin().sum() for g in first), inputs)
+        found.append([t.detach().cpu() for t in (value, *first, *second)])
+    for here, there in zip(*found):
+        torch.testing.assert_close(there, here)
 
 
 def kinds():

@@ -2,7 +2,8 @@
 
 Nodes are sorted by the cell they lie in, over the (at most three) widest dimensions; the candidates of a node are a
 few runs of that order, found by searchsorted, and are measured in all dimensions. A chunk of candidates at a time, so
-that memory is O(nodes + edges) plus a constant.
+that memory is O(nodes + edges) plus a constant. On CUDA, in
+at most three dimensions, codegen.neighbours searches instead.
 """
 
 from __future__ import annotations

@@ -72,11 +72,10 @@ def radius(
     x, finite = _cleaned(positions)
     wrong = [_first(~finite)]
     system, _ = _systems(batch, num_nodes, x.device)
+    boxes = None
     if cell is None:
-        grid, boxes = (
-            _grid(x, _open_places(x, _number(_reach(positions, cutoff), x), _most_places(batch)), system),
-            None,
-        )
+        reach = _number(_reach(positions, cutoff), x)
+        grid = _grid(x, _open_places(x, reach, _most_places(batch)), system)
     else:
         form = periodic.geometry(_padded(cell))
         grid, boxes = _boxed(x, positions.dtype, form, cell, cutoff, batch, system)
@@ -119,8 +118,7 @@ def knn(positions: Tensor, k: int, batch: Tensor | None) -> tuple[Tensor, Tensor
     found = torch.empty(edges, dtype=torch.int64, device=x.device)
     # what lies outside of a ring of cells is farther than the ring is wide, but for rounding
     sure = width * (1 - 1e-5 - 2 * torch.finfo(positions.dtype).eps)
-    options = {"DTYPE": TYPES[positions.dtype], "R": RUNS, "BLOCK": BLOCK}
-    options |= {"num_warps": 1, "enable_fp_fusion": False}
+    options = {"DTYPE": TYPES[positions.dtype], "R": RUNS, "BLOCK": BLOCK, "num_warps": 1, "enable_fp_fusion": False}
     farthest = grid.sizes.amax().to(torch.int32)
     with _on(x):
         device.nearest[(num_nodes,)](
@@ -224,7 +222,10 @@ def _boxed(
     which, most = periodic.cell_of(cell, batch, x.shape[0]), _most_places(batch)
     refused = form.wrong.any() | (periodic.images(form, cutoff) > periodic.MOST_IMAGES)
     reach = torch.where(refused, 0, periodic.margin(x, dtype, torch.where(refused, 0, rows), cutoff))
-    reach = reach.clamp_max(torch.finfo(torch.float64).max)
+    # in 16 bits, far from the origin, a rounding alone could pass what a key holds
+    reach = torch.minimum(
+        reach.clamp_max(torch.finfo(torch.float64).max), (periodic.MOST_IMAGES + 1) / form.thin.amax()
+    )
     bins = (1 / (form.thin * reach)).floor().clamp(1, most)
     rings = torch.where(form.periodic, (form.thin * reach * bins).ceil().clamp_min(1), 1)
     along = (form.dual[which] * x.to(torch.float64)[:, None]).sum(-1)
