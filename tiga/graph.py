@@ -391,9 +391,9 @@ def _combined(a: Graph, b: Graph, symbol: str, operation: Callable[[Graph, Graph
     device = _common_device(f"graph {symbol} graph", (a, b))
     if device is not None:
         a, b = (graph if graph.tensors else graph.to(device) for graph in (a, b))
-    # a pair once, where a periodic list has one for each image
-    positions = [graph._used_positions() for graph in (a, b) if graph._positions and graph.shift is None]
-    if len(positions) == 2 and any(p is not q for p, q in zip(*positions)):
+    positions = [graph._used_positions() for graph in (a, b) if graph._positions]
+    # pairs are merged, so that no image of a periodic list is left to tell displacements by
+    if any(len(p) == 3 for p in positions) or len(positions) == 2 and any(p is not q for p, q in zip(*positions)):
         positions = []
     return Graph(*operation(a, b), positions[0] if positions else ())
 
