@@ -23,7 +23,7 @@ COMMANDS = [
 ROWS = [
     {"errors", "passes"},
     {"types", "relations", "preparation", "graph_checks", "graph_inputs"},
-    {"rules", "primitives", "reducers", "layouts", "ranges", "neighbours", "graph_algebra"},
+    {"rules", "primitives", "reducers", "layouts", "ranges", "neighbours", "periodic", "graph_algebra"},
     {"program", "infer", "parser", "graph_build", "density"},
     {"builder", "graph", "graph_text"},
     {

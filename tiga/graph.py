@@ -9,7 +9,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from tiga import graph_algebra, graph_build, graph_text, neighbours, preparation, relations
+from tiga import graph_algebra, graph_build, graph_text, neighbours, periodic, preparation, relations
 from tiga.errors import TigaError
 from tiga.graph_checks import can_read, number, size
 
@@ -53,7 +53,8 @@ class Graph:
         prepared: tuple[Tensor, ...] = (),
     ) -> None:
         # Unchecked: pytree rebuilds graphs with leaves that are not sizes or tensors.
-        # positions: (), one tensor for both ends, or (of destinations, of sources), in the base orientation.
+        # positions: (), one tensor for both ends, or (of destinations, of sources), in the base orientation; with
+        # what images add to their difference, by the edges' numbers, as a third
         for name, value in zip(_FIELDS, (kind, ints, tensors, positions, reversed, device, prepared)):
             object.__setattr__(self, name, value)
 
@@ -83,8 +84,13 @@ class Graph:
         """(of destinations, of sources), or None; normally the same tensor twice."""
         if not self._positions:
             return None
-        dst, src = self._positions[0], self._positions[-1]
+        dst, src = self._positions[0], self._positions[:2][-1]
         return (src, dst) if self.reversed else (dst, src)
+
+    @property
+    def shift(self) -> Tensor | None:
+        """What edge.displacement is beside pos_src - pos_dst, (num_edges, dim); None without periodic cells."""
+        return self._positions[2] if len(self._positions) == 3 else None
 
     @property
     def device(self) -> torch.device | None:
@@ -205,7 +211,12 @@ class Graph:
 
     @staticmethod
     def radius(
-        positions: Tensor, cutoff: float, batch: Any = None, loop: bool = False, max_neighbors: int | None = None
+        positions: Tensor,
+        cutoff: float,
+        batch: Any = None,
+        loop: bool = False,
+        max_neighbors: int | None = None,
+        cell: Any = None,
     ) -> Graph:
         """{(i, j): |x_j - x_i| <= cutoff, j != i unless loop, batch[i] == batch[j]}, ordered by (i, j).
 
@@ -215,6 +226,11 @@ class Graph:
         graph keeps positions, so that edge.displacement = x_j - x_i and edge.distance are differentiable in
         them. NaN positions or cutoff raise.
 
+        cell: (dim, dim), rows the periods a_k, zeros for none (ASE's cell, where pbc), or one for each number in
+        batch. Then an edge is (i, j, n), n integers: |x_j - x_i + sum_k n_k a_k| <= cutoff, ordered by (i, j, n), and
+        edge.displacement is that sum, differentiable in the cell too. Images of i itself are no loops. Nodes may
+        lie outside of their box, and the cutoff reach over several.
+
         >>> import tiga as tg, torch
         >>> tg.Graph.radius(torch.tensor([[0.0], [1.0], [3.0]]), 1.0).to_mask().int().tolist()
         [[0, 1, 0], [1, 0, 0], [0, 0, 0]]
@@ -223,9 +239,16 @@ class Graph:
         cutoff = neighbours.check_cutoff(cutoff)
         if max_neighbors is not None:
             max_neighbors = size(max_neighbors, "max_neighbors", "Graph.radius")
-        search = torch.ops.tiga.radius if torch.compiler.is_compiling() else neighbours.radius_edges
+        sizes, compiling = (positions.shape[0], positions.shape[0]), torch.compiler.is_compiling()
+        if cell is not None:
+            cell = periodic.check_cell(cell, positions, batch)
+            find = torch.ops.tiga.radius_periodic if compiling else periodic.periodic_edges
+            rowptr, col, image = find(positions.detach(), cutoff, cell.detach(), batch, loop, max_neighbors)
+            shift = periodic.shift(rowptr, image, cell, batch, positions.dtype)
+            return Graph("csr", sizes, (rowptr, col), (positions, positions, shift)).ready(True)
+        search = torch.ops.tiga.radius if compiling else neighbours.radius_edges
         rowptr, col = search(positions.detach(), cutoff, batch, loop, max_neighbors)
-        return Graph("csr", (positions.shape[0], positions.shape[0]), (rowptr, col), (positions,)).ready(True)
+        return Graph("csr", sizes, (rowptr, col), (positions,)).ready(True)
 
     @staticmethod
     def knn(positions: Tensor, k: int, batch: Any = None) -> Graph:
@@ -272,10 +295,10 @@ class Graph:
         [[1, 1], [0, 1]]
         """
         if self.kind == "csr":
-            turned = preparation.turned(self.tensors, self.prepared)
+            positions, turned = _turned(self._positions), preparation.turned(self.tensors, self.prepared)
             if turned is not None:
-                return Graph("csr", self.ints[::-1], turned[0], self._positions[::-1], prepared=turned[1])
-            return Graph(*graph_algebra.transposed(self), self._positions[::-1]).ready(False)
+                return Graph("csr", self.ints[::-1], turned[0], positions, prepared=turned[1])
+            return Graph(*graph_algebra.transposed(self), positions).ready(False)
         return Graph(self.kind, self.ints, self.tensors, self._positions, not self.reversed, self._device)
 
     def to_mask(self) -> Tensor:
@@ -420,9 +443,16 @@ def _joined_positions(graphs: Sequence[Graph]) -> tuple[Tensor, ...]:
     if len(given) < len(pairs):
         return ()
     destinations = torch.cat([dst for dst, _ in given])
-    if all(dst is src for dst, src in given):
-        return (destinations,)
-    return destinations, torch.cat([src for _, src in given])
+    same = all(dst is src for dst, src in given)
+    sources = destinations if same else torch.cat([src for _, src in given])
+    if any(graph.shift is not None for graph in graphs):
+        zeros = [destinations.new_zeros(g.num_edges if g.shift is None else 0, destinations.shape[1]) for g in graphs]
+        return destinations, sources, torch.cat([z if g.shift is None else g.shift for g, z in zip(graphs, zeros)])
+    return (destinations,) if same else (destinations, sources)
+
+
+def _turned(positions: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (positions[1], positions[0], -positions[2]) if len(positions) == 3 else positions[::-1]
 
 
 def _combined(a: Graph, b: Graph, symbol: str, operation: Callable[[Graph, Graph], graph_algebra.Payload]) -> Graph:
@@ -437,7 +467,8 @@ def _combined(a: Graph, b: Graph, symbol: str, operation: Callable[[Graph, Graph
     if device is not None:
         a, b = (graph if graph.tensors else graph.to(device) for graph in (a, b))
     positions = [graph._used_positions() for graph in (a, b) if graph._positions]
-    if len(positions) == 2 and any(p is not q for p, q in zip(*positions)):
+    # pairs are merged, so that no image of a periodic list is left to tell displacements by
+    if any(len(p) == 3 for p in positions) or len(positions) == 2 and any(p is not q for p, q in zip(*positions)):
         positions = []
     return Graph(*operation(a, b), positions[0] if positions else ()).ready(True)
 

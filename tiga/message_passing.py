@@ -84,7 +84,11 @@ class MessagePassing(nn.Module):
         provided, positions = NUMBERED, graph.positions
         if positions is not None:
             i, j = positions
-            tracer.positions = (i, free_name("positions", dst)), (j, free_name("positions", src))
+            tracer.positions = (
+                (i, free_name("positions", dst)),
+                (j, free_name("positions", src)),
+                (graph.shift, free_name("shift", edge)),
+            )
             provided = PLACED
         fields = places(tracer, src, dst, edge, provided, forms)
         arguments = {name: uniform_argument(tracer, name, value) for name, value in uniform.items()}

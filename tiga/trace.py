@@ -60,7 +60,7 @@ class Tracer(Builder):
         # a part of a reducer is a function of values whose types no step names
         self.path: Path | None = None if self.compiling or type(self) is not Tracer else Path.start()
         self.written = self.path
-        self.positions: Any = None  # tensor and name, of destinations and of sources, where the graph has them
+        self.positions: Any = None  # tensor and name, of destinations, sources and shifts, where the graph has them
         self.home: Any = None  # the device of the fields
         self._seed: Any = None
         self.launch = (0, 0)
