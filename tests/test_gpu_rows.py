@@ -266,7 +266,6 @@ def test_another_number_of_edges_makes_no_other_kernel(monkeypatch):
 
 def test_forces_are_trained(tmp_path):
     """Second derivatives in float32, then a force against a finite difference in float64: the example's own checks."""
-    pytest.importorskip("ase")
     env = {**os.environ, "MPLBACKEND": "Agg"}
     command = [sys.executable, "-W", "ignore", str(EXAMPLES / "train_forces.py"), "--steps", "30"]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=400)
