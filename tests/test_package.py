@@ -21,7 +21,7 @@ COMMANDS = [
 ]
 # When loaded, a module imports from its own row and the rows above it; the package's __init__ stands below them all.
 ROWS = [
-    {"errors", "passes"},
+    {"errors", "passes", "prune"},
     {"types", "relations", "graph_checks"},
     {"rules", "primitives", "reducers", "layouts", "ranges", "neighbours", "graph_algebra", "graph_text"},
     {"program", "infer", "parser", "graph_build"},

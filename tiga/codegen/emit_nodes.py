@@ -59,6 +59,8 @@ class RowEmitter:
     loose: nothing is known of the distance of rows, so that rows which lie side by side are not read as vectors.
     """
 
+    more_head = ""
+
     def __init__(self, axes: Axes, work: Work, span: str, stage: str = "whole", loose: bool = False) -> None:
         self.p, self.axes, self.work, self.span, self.stage = axes.p, axes, work, span, stage
         self.loose = loose
@@ -88,7 +90,7 @@ class RowEmitter:
         self.folds()
         if self.stage != "part":
             self.finish()
-        return Source(HEAD + "\n\n" + "\n".join(self.rows) + "\n", tuple(self.parameters), tuple(self.vectors))
+        return Source(HEAD + self.more_head + "\n\n" + "\n".join(self.rows) + "\n", tuple(self.parameters), tuple(self.vectors))
 
     def owners_are_rows(self) -> bool:
         """Whether the owners are the rows that edges are numbered by."""
@@ -97,8 +99,7 @@ class RowEmitter:
     # Arguments.
 
     def read_parameters(self) -> None:
-        add = lambda name, kind, *of: self.parameters.append(Parameter(name, kind, of))
-        work = self.work
+        add, work = self.parameter, self.work
         for x in work.inputs:
             n = self.names[x.ref, x.mode]
             if x.ref in self.p.scalars:
@@ -147,6 +148,9 @@ class RowEmitter:
         for name in ("BLOCK_M", "BLOCK_N", "MASKED", "PRECISION"):
             add(name, name)
 
+    def parameter(self, name: str, kind: str, *of: Any) -> None:
+        self.parameters.append(Parameter(name, kind, of))
+
     def strides(self, name: str, dims: tuple, kind: str, *of: Any) -> None:
         """One argument for each head that a tensor has."""
         for k, a in enumerate(self.work.axes):
@@ -154,7 +158,7 @@ class RowEmitter:
                 self.parameters.append(Parameter(f"{name}_h{k}", kind, (*of, a)))
 
     def signature(self) -> None:
-        constants = ("width", "block", "BLOCK_M", "BLOCK_N", "MASKED", "PRECISION")
+        constants = ("width", "block", "BLOCK_M", "BLOCK_N", "MASKED", "PRECISION", "EARLY")
         plain = ("size", "count", "num_own", "num_other", "num_heads", "group", "splits", "low", "high", "num_blocks")
         quiet = [q.name for q in self.parameters if q.kind in plain or (self.loose and q.kind == "row")]
         names = [q.name + (": tl.constexpr" if q.kind in constants else "") for q in self.parameters]
@@ -303,4 +307,4 @@ class RowEmitter:
 def states(p: Program, f: Fold) -> tuple[str, ...]:
     """dtypes of what stands for a fold over a part of the sources."""
     of_sum = ("f32" if p.types[f.line.outs[0]].floating else "i64",)
-    return {"softmax": ("f32", "f32"), "max": ("f32", "i64"), "min": ("f32", "i64")}.get(f.line.attrs[1], of_sum)
+    return {"softmax": ("f32", "f32"), "max": ("f32", "i64"), "min": ("f32", "i64")}.get(f.reducer, of_sum)

@@ -6,7 +6,7 @@ number, it starts again with care, so that nothing but an edge's own values can 
 
 from __future__ import annotations
 
-from tiga.codegen.emit_folds import FoldEmitter
+from tiga.codegen.emit_pruned import PrunedEmitter
 from tiga.codegen.tiles import Input, Output
 from tiga.codegen.values import TRITON, Value, Values
 from tiga.program import Line
@@ -15,7 +15,7 @@ from tiga.types import compute_dtype
 CAREFUL = 16  # others a tile where a value that is no number is looked for
 
 
-class Emitter(FoldEmitter):
+class Emitter(PrunedEmitter):
     def folds(self) -> None:
         if self.stage == "merge":
             self.merge()
@@ -88,7 +88,7 @@ class Emitter(FoldEmitter):
             if f.field is not None:
                 self.put(1, f"if poisoned(sum{k}):")
                 self.start(2, k)
-                self.loop("careful", k)
+                self.loop_again(k) if f.pruned else self.loop("careful", k)
 
     def loop(self, how: str, only: int | None = None) -> None:
         """how: masked tiles, full tiles, or all of them again, careful; only: of one fold."""
@@ -125,7 +125,7 @@ class Emitter(FoldEmitter):
         put(f"other = at + tl.arange(0, {self.block})")
         for x in self.work.inputs:
             if x.side == "far" and x.mode in ("number", "vector"):
-                self.load_far(x)
+                self.bring(x)
         if masked:
             self.mask()
         if self.numbers:
@@ -178,7 +178,9 @@ class Emitter(FoldEmitter):
 
     def mask(self) -> None:
         put = lambda text: self.put(self.depth, text)
-        if self.span == "rows2":
+        if self.span == "rows2" and self.work.tile:
+            self.mask_of_both()
+        elif self.span == "rows2":
             put("span_start = tl.where(step < steps, row_start, row_start2)")
             put("span_stop = tl.where(step < steps, row_stop, row_stop2)")
             put("live = (other[None, :] >= span_start[:, None]) & (other[None, :] < span_stop[:, None])")

@@ -18,6 +18,7 @@ from tiga.codegen.emit_nodes import Parameter, RowEmitter, Source, states
 from tiga.codegen.emit_tiles import Emitter
 from tiga.codegen.kernels import Runner, float32_setting, keep, multiprocessors, precision, runner
 from tiga.codegen.plan import MERGE, Plan, plans
+from tiga.codegen.plan_pruned import pruned_plans
 from tiga.codegen.tiles import Axes, Refused, Work
 from tiga.program import Program, evaluate_size
 
@@ -202,7 +203,12 @@ class _Launch:
             )
         self.padded = padded
         best: Steps | None = None
-        for plan in plans(max(padded.values(), default=16), itemsize, max(sums, 1), self.items):
+        widest, tile = max(padded.values(), default=16), self.work.tile
+        for plan in (
+            pruned_plans(*tile, widest, itemsize, self.items)
+            if tile is not None
+            else plans(widest, itemsize, max(sums, 1), self.items)
+        ):
             found = self.with_plan(plan)
             if found is not None and (best is None or found.spilled < best.spilled):
                 best = found
@@ -251,7 +257,7 @@ class _Launch:
 
     def parts(self) -> int:
         """Into how many parts the sources are split: where few programs would leave most of the chip idle."""
-        if self.work.tables or self.ready.span not in ("band", "rows1") or self.other < 4 * self.plan.block_n:
+        if self.work.tables or self.work.tile or self.ready.span not in ("band", "rows1") or self.other < 4 * self.plan.block_n:
             return 1
         programs = self.tiles() * self.heads
         wanted = 2 * multiprocessors(self.call.device) // programs
@@ -339,11 +345,13 @@ class _Launch:
             "BLOCK_N": self.plan.block_n,
             "MASKED": self.plan.masked,
             "PRECISION": self.precision,
+            "EARLY": getattr(self.plan, "early", False),
         }
         return fixed[kind] if kind in fixed else made["&" + kind + str(self.plan.block_m)]
 
     def output(self, of: tuple) -> Any:
-        return (self.work.outputs if of[0] == "node" else self.work.edge_outputs)[of[1]]
+        outputs = {"node": self.work.outputs, "edge": self.work.edge_outputs, "map": self.work.maps}
+        return outputs[of[0]][of[1]]
 
     def group(self) -> int:
         """How many heads are visited at a time."""

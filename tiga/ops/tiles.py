@@ -35,7 +35,7 @@ def planned(p: Program) -> tuple[Tiles | None, tuple[Prepared, ...], str]:
     for work in plan.works:
         span = span_of(p, work)
         # the reach of a tile of columns is known for whole rows
-        work = dataclasses.replace(work, packed=None) if span[:4] == "cols" else work
+        work = dataclasses.replace(work, packed=None) if span[:4] == "cols" or work.tile else work
         kernels.append(Prepared(plan.axes, work, span))
     return plan, tuple(kernels), ""
 
@@ -86,7 +86,7 @@ def _run(plan: Tiles, kernels: tuple[Prepared, ...], call: Call, tensors: Any, s
 @functools.lru_cache(4096)
 def _results(kernels: tuple[Prepared, ...]) -> frozenset:
     """The numbers of the program's results that kernels fill."""
-    every = [o for k in kernels for o in (*k.work.outputs, *k.work.edge_outputs)]
+    every = [o for k in kernels for o in (*k.work.outputs, *k.work.edge_outputs, *k.work.maps)]
     return frozenset([o.result for o in every if o.result is not None])
 
 

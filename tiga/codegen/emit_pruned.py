@@ -1,0 +1,163 @@
+"""Kernel source of folds that skip tiles: scores are computed, the tile is judged, and weights and values wait for it.
+
+Tiles are judged in one order, whatever the plan: those that hold pairs which are no edges, then tiles of edges only.
+"""
+
+from __future__ import annotations
+
+from tiga.codegen.emit_folds import FoldEmitter
+from tiga.codegen.tiles import Fold, Input
+from tiga.codegen.values import Value
+
+HEAD = "from tiga.codegen.device_pruned import all_allow, certificate, left_out, row_tops, tile_top\n"
+_CERTIFICATE, _VISITED, _SKIPPED, _KEPT, _GAPS = range(2, 7)  # results of a pruned softmax
+
+
+class PrunedEmitter(FoldEmitter):
+    @property
+    def more_head(self) -> str:  # type: ignore[override]
+        return HEAD if self.work.tile else ""
+
+    def read_parameters(self) -> None:
+        super().read_parameters()
+        for k, _ in enumerate(self.work.maps):
+            self.parameter(f"map{k}", "output", "map", k)
+        if self.work.tile:
+            self.parameter("EARLY", "EARLY")
+
+    def late(self) -> set[Input]:
+        """The vectors that wait until a tile is judged: those that no score and no other fold reads."""
+        fields = {f.field for f in self.work.folds if f.pruned and f.field is not None}
+        others = {f.field for f in self.work.folds if not f.pruned}
+        inner = {ref for pair in self.work.inners.values() for ref in pair}
+        return {x for x in fields - others if x.ref not in inner}
+
+    def bring(self, x: Input) -> None:
+        """Loads a field of the other end; one that waits only where the plan asks for it early."""
+        waits = self.work.tile is not None and x in self.late()
+        if waits:
+            self.put(self.depth, "if EARLY:")
+        self.depth += waits
+        self.load_far(x)
+        self.depth -= waits
+
+    def load_far(self, x: Input) -> None:
+        raise NotImplementedError
+
+    # States.
+
+    def start(self, depth: int, only: int | None = None) -> None:
+        super().start(depth, only)
+        for k, f in enumerate(self.work.folds):
+            if f.pruned and only in (None, k):
+                self.put(depth, f"omitted{k} = tl.full([BLOCK_M], float('-inf'), tl.float32)  # log2 of what is left out")
+                self.put(depth, f"visited{k} = tl.full((), 0, tl.int32)")
+                self.put(depth, f"skipped{k} = tl.full((), 0, tl.int32)")
+                if self.by_peak(f):
+                    self.put(depth, f"highest{k} = tl.full((), float('-inf'), tl.float32)")
+
+    def by_peak(self, f: Fold) -> bool:
+        return f.line.attrs[1] == "softmax_by_peak"
+
+    def peak(self, k: int) -> str:
+        return f"peak{k}" if self.short else f"peak{k} * LOG2E"
+
+    # A tile.
+
+    def fold(self, k: int, f: Fold) -> None:
+        if not f.pruned:
+            super().fold(k, f)
+            return
+        put = lambda text: self.put(self.depth, text)
+        self.scores(k, f)
+        put(f"tops{k} = row_tops(score{k}, live_own)")
+        count = "BLOCK_N" if self.how == "full" else f"count{k}"
+        if self.how != "full":
+            put(f"{count} = tl.sum(live.to(tl.float32), 1)")
+        else:
+            count = f"tl.full([BLOCK_M], {count}, tl.float32)"
+        self.judge(k, f, count)
+        self.note(k, f)
+        put(f"if skip{k}:")
+        if self.by_peak(f):
+            put(f"    bound{k} = left_out(omitted{k}, tops{k}, {count})")
+        put(f"    omitted{k} = bound{k}")
+        put("else:")
+        self.depth += 1
+        if f.field in self.late():
+            put("if not EARLY:")
+            self.depth += 1
+            self.load_far(f.field)
+            self.depth -= 1
+        self.weigh(k, f, f"tops{k}")
+        self.depth -= 1
+
+    def mask_of_both(self) -> None:
+        """Of two intervals a row: a tile that both reach is judged once, with the first."""
+        put = lambda text: self.put(self.depth, text)
+        inside = [f"(other[None, :] >= row_start{k}[:, None]) & (other[None, :] < row_stop{k}[:, None])" for k in ("", "2")]
+        put(f"live = ({inside[0]}) | ({inside[1]})")
+        put("live = live & ((step < steps) | (at < begin) | (at >= end))")
+
+    def judge(self, k: int, f: Fold, count: str) -> None:
+        """skip: by the published rule, whose running maximum is of this tile's owners; or by every row's mass."""
+        put = lambda text: self.put(self.depth, text)
+        limit = self.edges.text(f.line.args[2], "f32", "m")
+        if self.by_peak(f):
+            put(f"top{k} = tile_top(tops{k})")
+            put(f"gap{k} = highest{k} - top{k}")
+            put(f"skip{k} = gap{k} > -({limit})")
+            put(f"highest{k} = tl.where(top{k} > highest{k}, top{k}, highest{k})")
+        else:
+            put(f"bound{k} = left_out(omitted{k}, tops{k}, {count})")
+            put(f"skip{k} = all_allow(bound{k}, {self.peak(k)}, total{k}, {limit}, {count}, live_own)")
+
+    def note(self, k: int, f: Fold) -> None:
+        """Counts the tile, unless it holds no edge at all, and stores what is asked of it."""
+        put = lambda text: self.put(self.depth, text)
+        some = "1"
+        if self.how != "full" and self.span not in ("band", "blocks"):
+            some = f"some{k}"
+            put(f"{some} = (tl.max(count{k}, 0) > 0).to(tl.int32)")
+        put(f"visited{k} += {some}")
+        put(f"skipped{k} += {some} * skip{k}.to(tl.int32)")
+        values = {_KEPT: f"(skip{k} == 0).to(tl.uint8)", _GAPS: f"tl.where(gap{k} == gap{k}, gap{k}, float('-inf'))"}
+        for n, o in enumerate(self.work.maps):
+            for which, value in values.items():
+                if o.ref == f.line.outs[which]:
+                    self.put(self.depth, f"tl.store(map{n} + {self.tile_at(o.dims)}, {value}, mask={some} > 0)")
+
+    def tile_at(self, dims: tuple) -> str:
+        """Where a map holds this tile: [*heads, tiles of owners, tiles of others], contiguous."""
+        at = "0"
+        for a in dims[:-2]:
+            if a != 1:
+                j = self.work.axes.index(a)
+                at = f"({at}) * H{j} + h{j}" if at != "0" else f"h{j}"
+        return f"(({at}) * (tl.num_programs(0) // num_heads) + slot) * tl.cdiv(num_other, BLOCK_N) + at // BLOCK_N"
+
+    def loop_again(self, k: int) -> None:
+        """All tiles in the same order as before, with care."""
+        put = lambda text: self.put(2, text)
+        full = self.span in ("band", "blocks", "rows1")
+        steps = " + tl.cdiv(tl.maximum(inner_end - inner_begin, 0), BLOCK_N)" if full else ""
+        put(f"for step in tl.range(0, all_steps{steps}, num_stages=1):")
+        put("    at = tl.where(step < steps, begin + step * BLOCK_N, next_begin + (step - steps) * BLOCK_N)")
+        if full:
+            put("    at = tl.where(step < all_steps, at, inner_begin + (step - all_steps) * BLOCK_N)")
+        self.depth, self.how, self.block = 3, "careful", "BLOCK_N"
+        self.tile(k)
+
+    def tile(self, only: int | None) -> None:
+        raise NotImplementedError
+
+    # Results.
+
+    def result(self, k: int, f: Fold) -> None:
+        super().result(k, f)
+        if f.pruned:
+            outs = f.line.outs
+            text = f"certificate(omitted{k}, {self.peak(k)}, total{k})"
+            self.nodes.known[outs[_CERTIFICATE]] = Value(text, "m", "f32")
+            for out, name in ((outs[_VISITED], "visited"), (outs[_SKIPPED], "skipped")):
+                self.nodes.known[out] = Value(f"{name}{k} + tl.zeros([BLOCK_M], tl.int32)", "m", "i32")

@@ -1,0 +1,22 @@
+"""Plans of programs that skip tiles: the tile is the program's own, all else is a plan's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tiga.codegen.plan import Plan
+
+
+@dataclass(frozen=True)
+class PrunedPlan(Plan):
+    """early: values are asked for before a tile is judged, which hides the way from memory and reads all of them."""
+
+    early: bool = False
+
+
+def pruned_plans(block_m: int, block_n: int, width: int, itemsize: int, rows: int) -> list[PrunedPlan]:
+    """Plans of tiles of block_m by block_n. Of few rows there are smaller ones: rows that do not exist have no say."""
+    block_m = min(block_m, max(16, 1 << max(rows - 1, 0).bit_length()))
+    many = 8 if block_m * max(width, block_n) >= 128 * 128 else 4
+    stages = (3, 2, 1) if itemsize == 2 else (2, 1)
+    return [PrunedPlan(block_m, block_n, warps, s, 1, True) for warps in (many, 8) for s in stages]
