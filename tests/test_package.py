@@ -42,7 +42,7 @@ ROWS = [
     {"reducer"},
     {"ops"},
     {"message_passing"},
-    {"nn", "explain", "inductor", "testing"},
+    {"nn", "explain", "inductor", "testing", "calibrate"},
 ]
 RANK = {module: rank for rank, row in enumerate(ROWS) for module in row}
 LEAVES = {"nn", "explain", "inductor", "testing"}

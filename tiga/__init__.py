@@ -7,6 +7,7 @@ from typing import Any
 from tiga import functions_nn as functions_nn
 from tiga import functions_shape as functions_shape
 from tiga import ops as ops
+from tiga.calibrate import calibrate_prune
 from tiga.errors import TigaError, TraceError
 from tiga.graph import Graph
 from tiga.message_passing import MessagePassing
@@ -20,6 +21,7 @@ __all__ = [
     "Reducer",
     "TigaError",
     "TraceError",
+    "calibrate_prune",
     "jit",
     "max",
     "mean",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import threading
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +33,16 @@ class _Here(threading.local):
 
 
 _here = _Here()
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[None]:
+    """Calls inside are exact, on the paths that prune, and record how far each tile lies below the running maximum."""
+    kept, _here.gaps = _here.gaps, True
+    try:
+        yield
+    finally:
+        _here.gaps = kept
 
 
 def records_gaps() -> bool:

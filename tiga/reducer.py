@@ -231,6 +231,11 @@ class OnlineSoftmaxReducer(Reducer):
         rho, eps, tile = self.block_prune_threshold, self.prune_mass, self.prune_tile
         limit: Any
         if prune.records_gaps():
+            if eps is not None:
+                raise TigaError(
+                    "calibrate_prune: the reducer prunes by prune_mass, which needs no threshold. Give it "
+                    "block_prune_threshold, or no option."
+                )
             rule, limit = "softmax_by_peak", tracer.lift(float("-inf"))
         else:
             prune.check_options(rho, eps, tile)

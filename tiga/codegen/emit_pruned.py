@@ -33,13 +33,34 @@ class PrunedEmitter(FoldEmitter):
         return {x for x in fields - others if x.ref not in inner}
 
     def bring(self, x: Input) -> None:
-        """Loads a field of the other end; one that waits only where the plan asks for it early."""
-        waits = self.work.tile is not None and x in self.late()
-        if waits:
+        """Loads a field of the other end, unless it waits until the tile is judged.
+
+        A plan may ask for it early: then the next tile's is on its way, in registers, while this one is worked on.
+        """
+        if self.work.tile is None or x not in self.late():
+            self.load_far(x)
+        elif self.how == "full":
+            self.ahead(self.depth, x, "next", "other + BLOCK_N")
+
+    def ahead(self, depth: int, x: Input, suffix: str, rows: str) -> None:
+        n, d = self.names[x.ref, x.mode], self.width(x.vector)
+        self.put(depth, "if EARLY:")
+        self.put(depth, f"    rows = {rows}")
+        load = f"load_rows({n}, rows, 0, {n}_row, {n}_d, rows < num_other, {d}, BLOCK_{d})"
+        self.put(depth, f"    {n}_{suffix} = {load}")
+
+    def loop(self, how: str, only: int | None = None) -> None:
+        waiting = self.late() if how == "full" and self.work.tile else ()
+        for x in waiting:
+            self.ahead(1, x, "v", "inner_begin + tl.arange(0, BLOCK_N)")
+        self.visit(how, only)
+        for x in waiting:
+            n = self.names[x.ref, x.mode]
             self.put(self.depth, "if EARLY:")
-        self.depth += waits
-        self.load_far(x)
-        self.depth -= waits
+            self.put(self.depth, f"    {n}_v = {n}_next")
+
+    def visit(self, how: str, only: int | None) -> None:
+        raise NotImplementedError
 
     def load_far(self, x: Input) -> None:
         raise NotImplementedError
@@ -85,10 +106,12 @@ class PrunedEmitter(FoldEmitter):
         put("else:")
         self.depth += 1
         if f.field in self.late():
-            put("if not EARLY:")
-            self.depth += 1
+            full = self.how == "full"
+            if full:
+                put("if not EARLY:")
+            self.depth += full
             self.load_far(f.field)
-            self.depth -= 1
+            self.depth -= full
         self.weigh(k, f, f"tops{k}")
         self.depth -= 1
 

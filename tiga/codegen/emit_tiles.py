@@ -90,7 +90,7 @@ class Emitter(PrunedEmitter):
                 self.start(2, k)
                 self.loop_again(k) if f.pruned else self.loop("careful", k)
 
-    def loop(self, how: str, only: int | None = None) -> None:
+    def visit(self, how: str, only: int | None) -> None:
         """how: masked tiles, full tiles, or all of them again, careful; only: of one fold."""
         depth = 2 if how == "careful" else 1
         if how == "full":
