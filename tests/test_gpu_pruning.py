@@ -368,3 +368,75 @@ def test_calibration_says_what_cannot_be():
         tg.calibrate_prune(Attention(), [call], 0.1)
     with pytest.raises(tg.TigaError, match="prune_mass"):
         tg.calibrate_prune(Attention(prune_mass=0.1), [call], 0.1)
+
+
+# Gradients.
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != "blocks"])
+def test_gradients_are_those_of_the_pairs_that_were_kept(kind, rule):
+    """Of the result and of lse, against float64 over the pairs that the rule keeps; some tiles were skipped."""
+    graph, mask, blocks, order, first = relation(kind, ROWS)
+    leaves = [x.requires_grad_() for x in planted(graph.num_dst, graph.num_src)]
+    q, k, v = leaves
+    module = Attention(prune_backward=True, return_lse=True, **{OPTIONS[x]: y for x, y in RULES[rule].items()})
+    out, lse = attend(module, graph, q, k, v)
+    weight, weight_lse = torch.randn_like(out), torch.randn_like(lse)
+    empty = ~mask.any(1).to(DEVICE)
+    loss = (out * weight).sum() + (torch.where(empty[:, None], 0.0, lse) * weight_lse).sum()
+    got = torch.autograd.grad(loss, leaves)
+    assert module.last_report.skipped.sum() > 0
+    exact = [x.detach().double().cpu().requires_grad_() for x in leaves]
+    score = torch.einsum("ihd,jhd->hij", exact[0], exact[1]) * 0.5
+    total = 0.0
+    for h in range(HEADS):
+        j = pruning.judge(score[h].detach(), mask, TILE, blocks, **RULES[rule], order=order, first=first)
+        some = j.kept.any(1)
+        kept = score[h][some].masked_fill(~j.kept[some], -math.inf)
+        result = kept.softmax(1) @ exact[2][:, h]
+        total = total + (result * weight[:, h].double().cpu()[some]).sum()
+        total = total + (kept.logsumexp(1) * weight_lse[:, h].double().cpu()[some]).sum()
+    for x, y in zip(got, torch.autograd.grad(total, exact)):
+        torch.testing.assert_close(x.double().cpu(), y, rtol=1e-3, atol=1e-4 * y.abs().max().item())
+
+
+def test_gradients_are_finite_differences():
+    """Once and twice, along a direction in which no tile changes sides."""
+    leaves = [x.requires_grad_() for x in planted(ROWS, ROWS)]
+    graph, weight = tg.Graph.triangular(ROWS), torch.randn(ROWS, HEADS, WIDTH, device=DEVICE)
+    module = Attention(prune_backward=True, block_prune_threshold=0.05)
+
+    def value(*x):
+        return (attend(module, graph, *x).tanh() * weight).sum()
+
+    def slope(*x):
+        first = torch.autograd.grad(value(*x), x, create_graph=True)
+        return sum((g * d).sum() for g, d in zip(first, other))
+
+    step = 2e-3
+    direction, other = ([torch.randn_like(x) / 4 for x in leaves] for _ in range(2))
+    for fn in (value, slope):
+        found = torch.autograd.grad(fn(*leaves), leaves)
+        skipped = module.last_report.skipped
+        moved = []
+        for sign in (1, -1):
+            at = [(x + sign * step * d).detach().requires_grad_() for x, d in zip(leaves, direction)]
+            moved.append(fn(*at).detach().double())
+            assert torch.equal(module.last_report.skipped, skipped)
+        assert skipped.sum() > 0
+        along = sum((g * d).sum() for g, d in zip(found, direction)).double()
+        torch.testing.assert_close((moved[0] - moved[1]) / (2 * step), along, rtol=2e-2, atol=2e-2)
+
+
+def test_a_gradient_must_be_asked_for():
+    q, k, v = planted(ROWS, ROWS)
+    q.requires_grad_()
+    graph = tg.Graph.triangular(ROWS)
+    with pytest.raises(tg.TigaError, match="prune_backward=True"):
+        attend(Attention(prune_mass=0.1), graph, q, k, v)
+    with torch.no_grad():
+        attend(Attention(prune_mass=0.1), graph, q, k, v)
+    packed = tg.Graph.cu_seqlens([0, ROWS]).to(DEVICE)
+    with pytest.raises(tg.TigaError, match="packed sequences"):
+        attend(Attention(prune_mass=0.1, prune_backward=True), packed, q, k, v)

@@ -113,6 +113,10 @@ class RowEmitter:
                 add(n + "_d", "stride", x.ref, x, x.vector)
             if x.mode == "table":
                 add(n + "_count", "count", x.ref)
+            if x.mode == "map":
+                for word, axis in zip(("q", "k"), x.dims[-2:]):
+                    add(f"{n}_{word}", "stride", x.ref, x, axis)
+                    add(f"{n}_{word}s", "size", axis)
         if self.stage != "part":
             for k, o in enumerate(work.outputs):
                 add(f"out{k}", "output", "node", k)
@@ -220,7 +224,7 @@ class RowEmitter:
                 self.put(1, f"{n} = tl.cast({n}, tl.float32)")
                 self.nodes.known[x.ref] = Value(n, "", "f32")
                 self.waiting.remove(x)
-            elif x.mode in ("column", "table") or x.side in ("far", "edge"):
+            elif x.mode in ("column", "table", "map") or x.side in ("far", "edge"):
                 if self.stage != "merge":
                     self.base(x)
                 self.waiting.remove(x)

@@ -85,6 +85,21 @@ class PrunedEmitter(FoldEmitter):
 
     # A tile.
 
+    def enter(self) -> None:
+        """Whether the tile was kept in the forward; if nothing is to be done for it otherwise, all else waits for it."""
+        maps = [self.names[x.ref, x.mode] for x in self.work.inputs if x.mode == "map"]
+        if not maps:
+            return
+        assert self.work.within is not None
+        tiles = [f"own_first // {self.work.within[0]}", f"at // {self.work.within[1]}"]
+        q, k = tiles if self.work.owner == "dst" else tiles[::-1]
+        for n in maps:
+            at = f"{n} + tl.cast({q}, tl.int64) * {n}_q + tl.cast({k}, tl.int64) * {n}_k"
+            self.put(self.depth, f"{n}_kept = tl.load({at}, mask=({q} < {n}_qs) & ({k} < {n}_ks), other=0) != 0")
+        if self.work.skips:
+            self.put(self.depth, f"if {' | '.join([f'{n}_kept' for n in maps])}:")
+            self.depth += 1
+
     def fold(self, k: int, f: Fold) -> None:
         if not f.pruned:
             super().fold(k, f)

@@ -122,6 +122,7 @@ class Emitter(PrunedEmitter):
         put = lambda text: self.put(self.depth, text)
         masked = self.how != "full"
         values = self.edges = Values(self.axes, put, self.short, self.nodes)
+        self.enter()
         put(f"other = at + tl.arange(0, {self.block})")
         for x in self.work.inputs:
             if x.side == "far" and x.mode in ("number", "vector"):
@@ -224,6 +225,8 @@ class Emitter(PrunedEmitter):
             self.feature_loop(line)
         elif line.op == "number":
             self.edges.known[out] = Value("number", "mn", "i64")
+        elif line.op == "kept":
+            self.edges.known[out] = Value(f"{self.names[line.args[0], 'map']}_kept", "", "bool")
         elif line.op == "arange":
             self.arange(line)
         elif line.op == "gather":

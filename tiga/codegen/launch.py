@@ -18,7 +18,7 @@ from tiga.codegen.emit_nodes import Parameter, RowEmitter, Source, states
 from tiga.codegen.emit_tiles import Emitter
 from tiga.codegen.kernels import Runner, float32_setting, keep, multiprocessors, precision, runner
 from tiga.codegen.plan import MERGE, Plan, plans
-from tiga.codegen.plan_pruned import pruned_plans
+from tiga.codegen.plan_pruned import plans_within, pruned_plans
 from tiga.codegen.tiles import Axes, Refused, Work
 from tiga.program import Program, evaluate_size
 
@@ -204,11 +204,12 @@ class _Launch:
         self.padded = padded
         best: Steps | None = None
         widest, tile = max(padded.values(), default=16), self.work.tile
-        for plan in (
-            pruned_plans(*tile, widest, itemsize, self.items)
-            if tile is not None
-            else plans(widest, itemsize, max(sums, 1), self.items)
-        ):
+        some = plans(widest, itemsize, max(sums, 1), self.items)
+        if tile is not None:
+            some = pruned_plans(*tile, widest, itemsize, self.items)
+        elif self.work.within is not None:
+            some = plans_within(*self.work.within, some)
+        for plan in some:
             found = self.with_plan(plan)
             if found is not None and (best is None or found.spilled < best.spilled):
                 best = found

@@ -17,6 +17,7 @@ from tiga.codegen.tiles import (
     Work,
     literal_text,
 )
+from tiga.codegen.tiles_pruned import skips_tiles
 from tiga.program import Line, Program
 
 _NODE_OPS = ELEMENTWISE | {"to", "zeros_like", *SAME}
@@ -284,6 +285,8 @@ class Planner:
             w.inners,
             w.loops,
             maps,
+            w.within,
+            w.within is not None and skips_tiles(w),
         )
 
     def table(self, line: Line) -> Output:

@@ -38,7 +38,7 @@ class Input:
     """A tensor the kernel reads. side: own, far, edge, shared. dims: the axis of every feature dimension, or 1.
 
     mode: "number" a row; "vector", its axis `vector` whole; "column", one feature of `vector` at a time; "table", rows
-    of a shared table by a computed number.
+    of a shared table by a computed number; "map", one number a tile.
     """
 
     ref: str
@@ -107,6 +107,8 @@ class Work:
     inners: dict[str, tuple[str, str]]  # a sum that is an inner product -> the vectors of src and dst
     loops: dict[str, tuple[Any, tuple[str, ...]]]  # any other sum over features -> its axis, the edge values inside
     maps: tuple[Output, ...] = ()  # one number a tile
+    within: tuple[int, int] | None = None  # tiles of owners and others, of a map that is read, that tiles must divide
+    skips: bool = False  # whether a tile that no map kept adds nothing at all
 
     @property
     def tile(self) -> tuple[int, int] | None:
@@ -188,6 +190,7 @@ class EdgeWork:
         self.order: dict[str, None] = {}
         self.inners: dict[str, tuple[str, str]] = {}  # a sum -> the vectors of src and dst
         self.loops: dict[str, tuple[Any, tuple[str, ...]]] = {}  # a sum -> its axis, the edge values inside its loop
+        self.within: tuple[int, int] | None = None
         self.lines, self.returned = folds, returned
         self.folds = sorted([self.fold(line) for line in folds], key=lambda f: len(f[3]))
         summed = [f[2] for f in self.folds if f[2] is not None]
@@ -325,9 +328,21 @@ class EdgeWork:
                 raise Refused("arange a feature")
         elif line.op == "number":
             self.numbers = True
+        elif line.op == "kept":
+            self.kept(line)
         elif line.op != "zeros_like":
             raise Refused(f"{line.op} on the edge")
         self.order[ref] = None
+
+    def kept(self, line: Line) -> None:
+        rows, cols = (int(x) for x in line.attrs)
+        within = (rows, cols) if self.owner == "dst" else (cols, rows)
+        if self.within not in (None, within):
+            raise Refused("maps of two tiles")
+        if self.p.kind == "blocks":
+            raise Refused("a map of the tiles of packed sequences")
+        self.within = within
+        self.reads[line.args[0], "map"] = None
 
     def gather(self, line: Line, column: Any | None) -> None:
         table, i = line.args

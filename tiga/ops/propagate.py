@@ -219,6 +219,12 @@ def differentiable(
         with torch._C._AutoDispatchBelowAutograd():
             return run(program, tensors, ints, scalars)
     passes.applied("augment")
+    p = parse(program)
+    if p.pruned and p.kind == "blocks":
+        raise TigaError(
+            "prune_backward over packed sequences: their tiles are no grid, and no gradient kernel reads them. Give the "
+            "same graph as tg.Graph.intervals, or leave pruning out."
+        )
     arguments = (run, augment(program), ints, scalars, *tensors)
     if torch._C._are_functorch_transforms_active():
         from torch._functorch.utils import enable_single_level_autograd_function

@@ -35,7 +35,7 @@ def planned(p: Program) -> tuple[Tiles | None, tuple[Prepared, ...], str]:
     for work in plan.works:
         span = span_of(p, work)
         # the reach of a tile of columns is known for whole rows
-        work = dataclasses.replace(work, packed=None) if span[:4] == "cols" or work.tile else work
+        work = dataclasses.replace(work, packed=None) if span[:4] == "cols" or work.tile or work.within else work
         kernels.append(Prepared(plan.axes, work, span))
     return plan, tuple(kernels), ""
 
