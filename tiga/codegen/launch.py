@@ -206,7 +206,7 @@ class _Launch:
         widest, tile = max(padded.values(), default=16), self.work.tile
         some = plans(widest, itemsize, max(sums, 1), self.items)
         if tile is not None:
-            some = pruned_plans(*tile, widest, itemsize, self.items)
+            some = pruned_plans(*tile, itemsize, self.items)
         elif self.work.within is not None:
             some = plans_within(*self.work.within, some)
         for plan in some:
@@ -216,7 +216,8 @@ class _Launch:
             if best is not None and not best.spilled:
                 break
         if best is None:
-            raise Refused(f"no plan fits vectors of {' and '.join(map(str, widths))} on this device")
+            tiles = "" if tile is None else f" with prune_tile={tile}"
+            raise Refused(f"no plan fits vectors of {' and '.join(map(str, widths))}{tiles} on this device")
         return best
 
     def rows_side_by_side(self, x: Any) -> bool:

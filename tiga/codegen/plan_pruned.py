@@ -15,12 +15,12 @@ class PrunedPlan(Plan):
     early: bool = False
 
 
-def pruned_plans(block_m: int, block_n: int, width: int, itemsize: int, rows: int) -> list[Plan]:
+def pruned_plans(block_m: int, block_n: int, itemsize: int, rows: int) -> list[Plan]:
     """Plans of tiles of block_m by block_n. Of few rows there are smaller ones: rows that do not exist have no say."""
     block_m = min(block_m, max(16, 1 << max(rows - 1, 0).bit_length()))
-    many = 8 if block_m * max(width, block_n) >= 128 * 128 else 4
+    warps = (8,) if block_m >= 128 else (4, 8)
     stages = (3, 2, 1) if itemsize == 2 else (2, 1)
-    return [PrunedPlan(block_m, block_n, warps, s, 1, True) for warps in (many, 8) for s in stages]
+    return [PrunedPlan(block_m, block_n, w, s, 1, True) for w in warps for s in stages]
 
 
 def plans_within(own: int, other: int, some: Sequence[Plan]) -> list[Plan]:
