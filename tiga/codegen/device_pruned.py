@@ -52,3 +52,21 @@ def certificate(omitted, peak, total):
     """A bound on the share of each row's probability that was left out; peak in base 2."""
     ratio = tl.exp2(tl.minimum(omitted - (peak + tl.log2(total)), 126.0))
     return tl.where(total == 0, (omitted > float("-inf")).to(tl.float32), ratio / (1.0 + ratio))
+
+
+@triton.jit(do_not_specialize=["own", "other", "own_stride", "other_stride"])
+def list_tiles(kept, tiles, before, own, other, own_stride, other_stride, BLOCK: tl.constexpr):
+    """Of a row of a contiguous map [heads, ...]: the numbers of its kept tiles, and how many come before each tile."""
+    row = tl.program_id(0).to(tl.int64)
+    kept += row // own * own * other + row % own * own_stride
+    tiles += row * other
+    before += row * (other + 1)
+    count = tl.full((), 0, tl.int32)
+    tl.store(before, count)
+    for at in tl.range(0, other, BLOCK):
+        t = at + tl.arange(0, BLOCK)
+        on = (tl.load(kept + t.to(tl.int64) * other_stride, mask=t < other, other=0) != 0).to(tl.int32)
+        place = count + tl.cumsum(on, 0)
+        tl.store(before + t + 1, place, mask=t < other)
+        tl.store(tiles + place - 1, t, mask=on == 1)
+        count += tl.sum(on)

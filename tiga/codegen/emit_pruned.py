@@ -6,6 +6,7 @@ Tiles are judged in one order, whatever the plan: those that hold pairs which ar
 from __future__ import annotations
 
 from tiga.codegen.emit_folds import FoldEmitter
+from tiga.codegen.lists_pruned import the_map
 from tiga.codegen.tiles import Fold, Input
 from tiga.codegen.values import Value
 
@@ -24,6 +25,13 @@ class PrunedEmitter(FoldEmitter):
             self.parameter(f"map{k}", "output", "map", k)
         if self.work.tile:
             self.parameter("EARLY", "EARLY")
+        if self.lists():
+            self.parameter("tiles", "kept tiles")
+            self.parameter("before", "kept before")
+
+    def lists(self) -> bool:
+        """Whether tiles of edges only are visited by lists of those that were kept."""
+        return self.span in ("band", "rows1") and the_map(self.work) is not None
 
     def late(self) -> set[Input]:
         """The vectors that wait until a tile is judged: those that no score and no other fold reads."""
@@ -93,10 +101,13 @@ class PrunedEmitter(FoldEmitter):
         assert self.work.within is not None
         tiles = [f"own_first // {self.work.within[0]}", f"at // {self.work.within[1]}"]
         q, k = tiles if self.work.owner == "dst" else tiles[::-1]
+        if self.how == "full" and self.lists():
+            self.put(self.depth, f"{maps[0]}_kept = at >= 0")
+            return
         for n in maps:
             at = f"{n} + tl.cast({q}, tl.int64) * {n}_q + tl.cast({k}, tl.int64) * {n}_k"
             self.put(self.depth, f"{n}_kept = tl.load({at}, mask=({q} < {n}_qs) & ({k} < {n}_ks), other=0) != 0")
-        if self.work.skips:
+        if self.work.skips and not (self.how == "full" and self.lists()):
             self.put(self.depth, f"if {' | '.join([f'{n}_kept' for n in maps])}:")
             self.depth += 1
 
@@ -167,12 +178,47 @@ class PrunedEmitter(FoldEmitter):
 
     def tile_at(self, dims: tuple) -> str:
         """Where a map holds this tile: [*heads, tiles of owners, tiles of others], contiguous."""
+        return f"(({self.head_of(dims)}) * (tl.num_programs(0) // num_heads) + slot) * tl.cdiv(num_other, BLOCK_N) + at // BLOCK_N"
+
+    def head_of(self, dims: tuple) -> str:
+        """The number of this program's head among those of a map."""
         at = "0"
         for a in dims[:-2]:
             if a != 1:
                 j = self.work.axes.index(a)
                 at = f"({at}) * H{j} + h{j}" if at != "0" else f"h{j}"
-        return f"(({at}) * (tl.num_programs(0) // num_heads) + slot) * tl.cdiv(num_other, BLOCK_N) + at // BLOCK_N"
+        return at
+
+    def size_of_full(self) -> str:
+        """Others of a tile without a mask: with lists, of the map's."""
+        return str(self.work.within[1]) if self.work.within is not None and self.lists() else "BLOCK_N"
+
+    def find_lists(self) -> None:
+        """Where this program's list is, and which of its entries are tiles without a mask."""
+        x = the_map(self.work)
+        if x is None or not self.lists():
+            return
+        assert self.work.within is not None
+        own_tile, other_tile = self.work.within
+        n = self.names[x.ref, x.mode]
+        own, other = (f"{n}_qs", f"{n}_ks") if self.work.owner == "dst" else (f"{n}_ks", f"{n}_qs")
+        put = lambda text: self.put(1, text)
+        put(f"list = tl.cast({self.head_of(x.dims)}, tl.int64) * {own} + own_first // {own_tile}")
+        put(f"tiles += list * {other}")
+        put(f"before += list * ({other} + 1)")
+        put(f"known = own_first // {own_tile} < {own}")
+        for name in ("begin", "end"):
+            put(f"list_{name} = tl.load(before + tl.minimum(inner_{name} // {other_tile}, {other}), mask=known, other=0)")
+
+    def full_loop(self, depth: int) -> None:
+        """The head of the loop over tiles of edges only, of those that were kept."""
+        assert self.work.within is not None
+        size = self.work.within[1]
+        comment = "# tiles of edges only that were kept"
+        each = f"({size} // BLOCK_N)"
+        head = f"for step in tl.range(list_begin * {each}, list_end * {each}):"
+        self.put(depth, f"{head:<72}{comment}")
+        self.put(depth + 1, f"at = tl.load(tiles + step // {each}) * {size} + step % {each} * BLOCK_N")
 
     def loop_again(self, k: int) -> None:
         """All tiles in the same order as before, with care."""

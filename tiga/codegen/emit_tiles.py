@@ -21,6 +21,8 @@ class Emitter(PrunedEmitter):
             self.merge()
         else:
             self.ranges()
+            if self.lists():
+                self.find_lists()
             self.start(1)
             self.loop("masked")
             if self.span in ("band", "blocks", "rows1"):
@@ -69,8 +71,9 @@ class Emitter(PrunedEmitter):
             put("all_steps = steps")
             put("next_begin = begin")
             return
-        put("inner_begin = tl.maximum(tl.cdiv(inner_begin, BLOCK_N) * BLOCK_N, begin)")
-        put("inner_end = tl.minimum(inner_end // BLOCK_N * BLOCK_N, end // BLOCK_N * BLOCK_N)")
+        size = self.size_of_full()
+        put(f"inner_begin = tl.maximum(tl.cdiv(inner_begin, {size}) * {size}, begin)")
+        put(f"inner_end = tl.minimum(inner_end // {size} * {size}, end // {size} * {size})")
         put("inner_end = tl.maximum(inner_begin, inner_end)")
         put("some_inner = inner_begin < inner_end")
         put("steps = tl.cdiv(tl.maximum(tl.where(some_inner, inner_begin, end) - begin, 0), BLOCK_N)")
@@ -93,7 +96,9 @@ class Emitter(PrunedEmitter):
     def visit(self, how: str, only: int | None) -> None:
         """how: masked tiles, full tiles, or all of them again, careful; only: of one fold."""
         depth = 2 if how == "careful" else 1
-        if how == "full":
+        if how == "full" and self.lists():
+            self.full_loop(depth)
+        elif how == "full":
             comment = "# tiles of edges only"
             self.put(depth, f"{'for at in tl.range(inner_begin, inner_end, BLOCK_N):':<72}{comment}")
         elif how == "masked":

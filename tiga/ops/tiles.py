@@ -47,6 +47,8 @@ def run(
     plan, kernels, reason = planned(p)
     if plan is None:
         return reason
+    if p.pruned:  # maps of tiles are read as they were made
+        tensors = [t.contiguous() if t.dtype == torch.uint8 else t for t in tensors]
     call = Call(p, tensors, tuple(ints), scalars, outputs)
     try:
         _run(plan, kernels, call, tensors, scalars)
