@@ -3,8 +3,12 @@
 import test_gpu_pruning
 import test_gpu_sample
 
+from tiga.codegen import emit_pruned
+
 test_gpu_pruning.DEVICE = test_gpu_sample.DEVICE = "cpu"
 test_gpu_pruning.TILE, test_gpu_pruning.ROWS, test_gpu_pruning.WIDTH = (16, 16), 70, 16
+
+emit_pruned.PROBE = 1  # of few tiles
 
 from test_gpu_pruning import *  # noqa: E402,F403
 

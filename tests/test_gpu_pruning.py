@@ -1,4 +1,4 @@
-"""Skipping tiles on a CUDA device, against the rules written out in float64; pruned_interpreted.py runs these on a CPU."""
+"""Skipping tiles on a CUDA device, against the rules in float64; pruned_interpreted.py runs these on a CPU."""
 
 import math
 
@@ -8,7 +8,7 @@ import test_gpu_sample
 import torch
 
 import tiga as tg
-from tiga.codegen import launch
+from tiga.codegen import emit_pruned, launch, plan_pruned
 from tiga.codegen.plan_pruned import PrunedPlan
 
 pytestmark = pytest.mark.gpu
@@ -45,7 +45,9 @@ def planted(n, m, dtype=torch.float32, loud=6.0):
     near = torch.arange(m, device=DEVICE) // TILE[1] % 2 == 0
     direction = torch.randn(HEADS, WIDTH, device=DEVICE, dtype=dtype)
     q = q / 2 + direction
-    k = k / 4 + torch.where(near[:, None, None], loud, 0.0) * direction / WIDTH * torch.tensor([[1.0], [2.0]], device=DEVICE)
+    k = k / 4 + torch.where(near[:, None, None], loud, 0.0) * direction / WIDTH * torch.tensor(
+        [[1.0], [2.0]], device=DEVICE
+    )
     return q.to(dtype), k.to(dtype), v
 
 
@@ -74,9 +76,9 @@ def compare(out, report, score, mask, value, judged):
     """The result, the counts and the certificate of every head against those of the rule written out."""
     assert report.tile == TILE
     for h, j in enumerate(judged):
-        assert [tuple(x) for x in zip(*(y[:, h].tolist() for y in (report.visited, report.skipped, report.absent)))] == (
-            j.counts
-        )
+        assert [
+            tuple(x) for x in zip(*(y[:, h].tolist() for y in (report.visited, report.skipped, report.absent)))
+        ] == (j.counts)
         exact = pruning.softmax(score[h], j.kept, value[:, h].double().cpu())
         eps = torch.finfo(out.dtype).eps
         torch.testing.assert_close(out[:, h].double().cpu(), exact, rtol=8 * eps, atol=40 * eps)
@@ -98,7 +100,9 @@ def test_the_rule_is_the_rule(kind, rule):
     module = Attention(**{OPTIONS[x]: y for x, y in RULES[rule].items()})
     out = attend(module, graph, q, k, v)
     score = scores(q, k, 0.5)
-    judged = [pruning.judge(score[h], mask, TILE, blocks, **RULES[rule], order=order, first=first) for h in range(HEADS)]
+    judged = [
+        pruning.judge(score[h], mask, TILE, blocks, **RULES[rule], order=order, first=first) for h in range(HEADS)
+    ]
     report = module.last_report
     compare(out, report, score, mask, v, judged)
     assert 0 < report.skipped.sum() < report.visited.sum()
@@ -271,13 +275,16 @@ def test_no_number_reaches_another_row(option):
 def test_results_are_equal_whatever_the_plan(option, monkeypatch):
     q, k, v = planted(ROWS, ROWS)
     found = []
-    for early in (False, True):
-        for warps, stages in ((4, 1), (8, 2)):
-            plan = PrunedPlan(*TILE, warps, stages, 1, early)
-            monkeypatch.setattr(launch, "pruned_plans", lambda *of, plan=plan: [plan])
-            launch._records.clear()
-            found.append(report_of(Attention(**option), tg.Graph.triangular(ROWS), q, k, v))
+    for early, warps, stages, probe, enough in ((True, 4, 1, 8, 4), (False, 8, 2, 1, 1000), (True, 4, 2, 1, 0)):
+        plan = PrunedPlan(*TILE, warps, stages, 1, early)
+        monkeypatch.setattr(plan_pruned, "pruned_plans", lambda *of, plan=plan: [plan])
+        monkeypatch.setattr(emit_pruned, "PROBE", probe)  # tiles before a loop is chosen, and which one
+        monkeypatch.setattr(emit_pruned, "ENOUGH", enough)
+        launch._records.clear()
+        launch._source.cache_clear()
+        found.append(report_of(Attention(**option), tg.Graph.triangular(ROWS), q, k, v))
     launch._records.clear()
+    launch._source.cache_clear()
     out, report = found[0]
     assert report.skipped.sum() > 0
     for other, said in found[1:]:

@@ -33,7 +33,9 @@ def calibrate_prune(
         return _threshold(torch.cat([gaps.flatten() for gaps in found]), target)
     heads = found[0].shape[:-2]
     if any(gaps.shape[:-2] != heads for gaps in found):
-        raise TigaError("calibrate_prune: per_head=True, and the calls' scores differ in heads. Give calls alike in them.")
+        raise TigaError(
+            "calibrate_prune: per_head=True, and the calls' scores differ in heads. Give calls alike in them."
+        )
     each = torch.cat([gaps.reshape(heads.numel(), -1) for gaps in found], 1)
     return torch.tensor([_threshold(gaps, target) for gaps in each], dtype=torch.float64).reshape(heads).to(each.device)
 
@@ -61,7 +63,7 @@ def _threshold(gaps: Tensor, target: float) -> float:
     below = int((gaps > 0).sum())
     if below < wanted - count / 100:
         raise TigaError(
-            f"calibrate_prune: target={target}, but only {below} of {count} tiles ({below / count:.1%}) lie below their "
+            f"calibrate_prune: target={target}, but only {below} of {count} tiles ({below / count:.1%}) lie below the "
             "running maximum. Ask for less."
         )
     wanted = min(wanted, below)

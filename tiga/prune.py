@@ -1,4 +1,4 @@
-"""Skipping tiles of online_softmax: what may be asked for, what a call reports of it, and thresholds that fit a call."""
+"""Skipping tiles of online_softmax: what may be asked for, what a call reports of it, and where it cannot be."""
 
 from __future__ import annotations
 
@@ -145,7 +145,16 @@ class Report:
     `share` is asked for.
     """
 
-    def __init__(self, rule: str, tile: tuple, certificate: Tensor, visited: Tensor, skipped: Tensor, rows: tuple, gaps: Tensor | None = None):
+    def __init__(
+        self,
+        rule: str,
+        tile: tuple,
+        certificate: Tensor,
+        visited: Tensor,
+        skipped: Tensor,
+        rows: tuple,
+        gaps: Tensor | None = None,
+    ):
         self.rule, self.tile, self.certificate = rule, tile, certificate
         self._visited, self._skipped, self._rows, self.gaps = visited, skipped, rows, gaps
 

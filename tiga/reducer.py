@@ -247,7 +247,9 @@ class OnlineSoftmaxReducer(Reducer):
         return out, lse
 
 
-def pruned_softmax(tracer: Any, score: Any, value: Any, limit: Any, rule: str, rows: int, cols: int, back: int) -> tuple:
+def pruned_softmax(
+    tracer: Any, score: Any, value: Any, limit: Any, rule: str, rows: int, cols: int, back: int
+) -> tuple:
     """The fold, its lse, certificate, tiles visited and skipped, and each tile's gap."""
     score, value, missing = aligned(tracer, score, value)
     if limit.type.sizes:

@@ -90,7 +90,9 @@ class RowEmitter:
         self.folds()
         if self.stage != "part":
             self.finish()
-        return Source(HEAD + self.more_head + "\n\n" + "\n".join(self.rows) + "\n", tuple(self.parameters), tuple(self.vectors))
+        return Source(
+            HEAD + self.more_head + "\n\n" + "\n".join(self.rows) + "\n", tuple(self.parameters), tuple(self.vectors)
+        )
 
     def owners_are_rows(self) -> bool:
         """Whether the owners are the rows that edges are numbered by."""

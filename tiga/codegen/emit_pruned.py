@@ -14,7 +14,13 @@ HEAD = "from tiga.codegen.device_pruned import all_allow, certificate, left_out,
 _CERTIFICATE, _VISITED, _SKIPPED, _KEPT, _GAPS = range(2, 7)  # results of a pruned softmax
 
 
+PROBE = 8  # tiles after which a loop is chosen
+ENOUGH = 4  # one in so many skipped is worth a branch that hides no way to memory
+
+
 class PrunedEmitter(FoldEmitter):
+    branches = True  # over what is skipped
+
     @property
     def more_head(self) -> str:  # type: ignore[override]
         return HEAD if self.work.tile else ""
@@ -43,9 +49,9 @@ class PrunedEmitter(FoldEmitter):
     def bring(self, x: Input) -> None:
         """Loads a field of the other end, unless it waits until the tile is judged.
 
-        A plan may ask for it early: then the next tile's is on its way, in registers, while this one is worked on.
+        A plan may ask for it early: then the next tile's is on its way while this one is worked on.
         """
-        if self.work.tile is None or x not in self.late():
+        if self.work.tile is None or not self.branches or x not in self.late():
             self.load_far(x)
         elif self.how == "full":
             self.ahead(self.depth, x, "next", "other + BLOCK_N")
@@ -58,16 +64,33 @@ class PrunedEmitter(FoldEmitter):
         self.put(depth, f"    {n}_{suffix} = {load}")
 
     def loop(self, how: str, only: int | None = None) -> None:
-        waiting = self.late() if how == "full" and self.work.tile else ()
+        """Tiles of edges only: some in a loop that branches over what is skipped, and all others if enough was.
+
+        Else the others in a loop without a branch, whose values arrive in time and weigh 0 where a tile is skipped.
+        """
+        self.branches = True
+        if how != "full" or self.work.tile is None:
+            self.visit(how, only, 2 if how == "careful" else 1)
+            return
+        put = lambda text: self.put(1, text)
+        put("low = inner_begin")
+        put(f"high = tl.minimum(inner_begin + {PROBE} * BLOCK_N, inner_end)")
+        put(f"{'for _ in tl.range(0, 2, num_stages=1):':<72}# some tiles, then all if enough of those were skipped")
+        waiting = sorted(self.late(), key=lambda x: x.ref)
         for x in waiting:
-            self.ahead(1, x, "v", "inner_begin + tl.arange(0, BLOCK_N)")
-        self.visit(how, only)
+            self.ahead(2, x, "v", "low + tl.arange(0, BLOCK_N)")
+        self.visit("full", None, 2, "low", "high")
         for x in waiting:
             n = self.names[x.ref, x.mode]
-            self.put(self.depth, "if EARLY:")
-            self.put(self.depth, f"    {n}_v = {n}_next")
+            self.put(3, "if EARLY:")
+            self.put(3, f"    {n}_v = {n}_next")
+        k = next(k for k, f in enumerate(self.work.folds) if f.pruned)
+        put("    low = high")
+        put(f"    high = tl.where(skipped{k} * {ENOUGH} > visited{k}, inner_end, low)")
+        self.branches = False
+        self.visit("full", None, 1, "low", "inner_end")
 
-    def visit(self, how: str, only: int | None) -> None:
+    def visit(self, how: str, only: int | None, depth: int, low: str = "", high: str = "") -> None:
         raise NotImplementedError
 
     def load_far(self, x: Input) -> None:
@@ -79,7 +102,9 @@ class PrunedEmitter(FoldEmitter):
         super().start(depth, only)
         for k, f in enumerate(self.work.folds):
             if f.pruned and only in (None, k):
-                self.put(depth, f"omitted{k} = tl.full([BLOCK_M], float('-inf'), tl.float32)  # log2 of what is left out")
+                self.put(
+                    depth, f"omitted{k} = tl.full([BLOCK_M], float('-inf'), tl.float32)  # log2 of what is left out"
+                )
                 self.put(depth, f"visited{k} = tl.full((), 0, tl.int32)")
                 self.put(depth, f"skipped{k} = tl.full((), 0, tl.int32)")
                 if self.by_peak(f):
@@ -94,7 +119,7 @@ class PrunedEmitter(FoldEmitter):
     # A tile.
 
     def enter(self) -> None:
-        """Whether the tile was kept in the forward; if nothing is to be done for it otherwise, all else waits for it."""
+        """Whether the tile was kept in the forward; where nothing is to be done otherwise, all else waits for it."""
         maps = [self.names[x.ref, x.mode] for x in self.work.inputs if x.mode == "map"]
         if not maps:
             return
@@ -129,6 +154,9 @@ class PrunedEmitter(FoldEmitter):
         if self.by_peak(f):
             put(f"    bound{k} = left_out(omitted{k}, tops{k}, {count})")
         put(f"    omitted{k} = bound{k}")
+        if not self.branches:
+            self.weigh(k, f, f"tl.where(skip{k}, float('-inf'), tops{k})", "less")
+            return
         put("else:")
         self.depth += 1
         if f.field in self.late():
@@ -144,7 +172,9 @@ class PrunedEmitter(FoldEmitter):
     def mask_of_both(self) -> None:
         """Of two intervals a row: a tile that both reach is judged once, with the first."""
         put = lambda text: self.put(self.depth, text)
-        inside = [f"(other[None, :] >= row_start{k}[:, None]) & (other[None, :] < row_stop{k}[:, None])" for k in ("", "2")]
+        inside = [
+            f"(other[None, :] >= row_start{k}[:, None]) & (other[None, :] < row_stop{k}[:, None])" for k in ("", "2")
+        ]
         put(f"live = ({inside[0]}) | ({inside[1]})")
         put("live = live & ((step < steps) | (at < begin) | (at >= end))")
 
@@ -178,7 +208,8 @@ class PrunedEmitter(FoldEmitter):
 
     def tile_at(self, dims: tuple) -> str:
         """Where a map holds this tile: [*heads, tiles of owners, tiles of others], contiguous."""
-        return f"(({self.head_of(dims)}) * (tl.num_programs(0) // num_heads) + slot) * tl.cdiv(num_other, BLOCK_N) + at // BLOCK_N"
+        row = f"({self.head_of(dims)}) * (tl.num_programs(0) // num_heads) + slot"
+        return f"({row}) * tl.cdiv(num_other, BLOCK_N) + at // BLOCK_N"
 
     def head_of(self, dims: tuple) -> str:
         """The number of this program's head among those of a map."""
@@ -208,7 +239,8 @@ class PrunedEmitter(FoldEmitter):
         put(f"before += list * ({other} + 1)")
         put(f"known = own_first // {own_tile} < {own}")
         for name in ("begin", "end"):
-            put(f"list_{name} = tl.load(before + tl.minimum(inner_{name} // {other_tile}, {other}), mask=known, other=0)")
+            at = f"tl.minimum(inner_{name} // {other_tile}, {other})"
+            put(f"list_{name} = tl.load(before + {at}, mask=known, other=0)")
 
     def full_loop(self, depth: int) -> None:
         """The head of the loop over tiles of edges only, of those that were kept."""
@@ -229,7 +261,7 @@ class PrunedEmitter(FoldEmitter):
         put("    at = tl.where(step < steps, begin + step * BLOCK_N, next_begin + (step - steps) * BLOCK_N)")
         if full:
             put("    at = tl.where(step < all_steps, at, inner_begin + (step - all_steps) * BLOCK_N)")
-        self.depth, self.how, self.block = 3, "careful", "BLOCK_N"
+        self.depth, self.how, self.block, self.branches = 3, "careful", "BLOCK_N", True
         self.tile(k)
 
     def tile(self, only: int | None) -> None:

@@ -93,14 +93,13 @@ class Emitter(PrunedEmitter):
                 self.start(2, k)
                 self.loop_again(k) if f.pruned else self.loop("careful", k)
 
-    def visit(self, how: str, only: int | None) -> None:
-        """how: masked tiles, full tiles, or all of them again, careful; only: of one fold."""
-        depth = 2 if how == "careful" else 1
+    def visit(self, how: str, only: int | None, depth: int, low: str = "inner_begin", high: str = "inner_end") -> None:
+        """how: masked tiles, full tiles (low .. high), or all of them again, careful; only: of one fold."""
         if how == "full" and self.lists():
             self.full_loop(depth)
         elif how == "full":
             comment = "# tiles of edges only"
-            self.put(depth, f"{'for at in tl.range(inner_begin, inner_end, BLOCK_N):':<72}{comment}")
+            self.put(depth, f"{f'for at in tl.range({low}, {high}, BLOCK_N):':<72}{comment}")
         elif how == "masked":
             comment = "# tiles that hold pairs which are no edges"
             self.put(depth, f"{'for step in tl.range(0, all_steps, num_stages=MASKED):':<72}{comment}")

@@ -19,7 +19,7 @@ from tiga.codegen.emit_tiles import Emitter
 from tiga.codegen.kernels import Runner, float32_setting, keep, multiprocessors, precision, runner
 from tiga.codegen.lists_pruned import LIST, list_name, list_rows, list_value, the_map
 from tiga.codegen.plan import MERGE, Plan, plans
-from tiga.codegen.plan_pruned import plans_within, pruned_plans
+from tiga.codegen.plan_pruned import plans_of
 from tiga.codegen.tiles import Axes, Refused, Work
 from tiga.program import Program, evaluate_size
 
@@ -205,13 +205,8 @@ class _Launch:
             )
         self.padded = padded
         best: Steps | None = None
-        widest, tile = max(padded.values(), default=16), self.work.tile
-        some = plans(widest, itemsize, max(sums, 1), self.items)
-        if tile is not None:
-            some = pruned_plans(*tile, itemsize, self.items)
-        elif self.work.within is not None:
-            some = plans_within(*self.work.within, some)
-        for plan in some:
+        tile, some = self.work.tile, plans(max(padded.values(), default=16), itemsize, max(sums, 1), self.items)
+        for plan in plans_of(self.work, some, itemsize, self.items):
             found = self.with_plan(plan)
             if found is not None and (best is None or found.spilled < best.spilled):
                 best = found
@@ -263,7 +258,8 @@ class _Launch:
 
     def parts(self) -> int:
         """Into how many parts the sources are split: where few programs would leave most of the chip idle."""
-        if self.work.tables or self.work.tile or self.work.within or self.ready.span not in ("band", "rows1") or self.other < 4 * self.plan.block_n:
+        whole = self.work.tables or self.work.tile or self.work.within
+        if whole or self.ready.span not in ("band", "rows1") or self.other < 4 * self.plan.block_n:
             return 1
         programs = self.tiles() * self.heads
         wanted = 2 * multiprocessors(self.call.device) // programs

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tiga.codegen.plan import Plan
+from tiga.codegen.tiles import Work
 
 
 @dataclass(frozen=True)
@@ -27,3 +28,10 @@ def plans_within(own: int, other: int, some: Sequence[Plan]) -> list[Plan]:
     """Plans whose tiles lie within those of a map, of own by other: the same plans, their tiles cut to fit."""
     cut = [replace(p, block_m=min(p.block_m, own), block_n=min(p.block_n, other)) for p in some]
     return list(dict.fromkeys(cut))
+
+
+def plans_of(work: Work, some: Sequence[Plan], itemsize: int, rows: int) -> Sequence[Plan]:
+    """The plans to try: `some`, unless the program says which tiles there are."""
+    if work.tile is not None:
+        return pruned_plans(*work.tile, itemsize, rows)
+    return some if work.within is None else plans_within(*work.within, some)

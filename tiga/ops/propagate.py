@@ -222,8 +222,8 @@ def differentiable(
     p = parse(program)
     if p.pruned and p.kind == "blocks":
         raise TigaError(
-            "prune_backward over packed sequences: their tiles are no grid, and no gradient kernel reads them. Give the "
-            "same graph as tg.Graph.intervals, or leave pruning out."
+            "prune_backward over packed sequences: their tiles are no grid, and no gradient kernel reads them. Give "
+            "the same graph as tg.Graph.intervals, or leave pruning out."
         )
     arguments = (run, augment(program), ints, scalars, *tensors)
     if torch._C._are_functorch_transforms_active():
