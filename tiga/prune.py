@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -86,6 +86,17 @@ def check_options(rho: Any, eps: Any, tile: Any) -> None:
         raise TigaError(
             f"online_softmax: prune_tile={tile}; it is (destinations, sources) of a tile, powers of two from 16 to 256."
         )
+
+
+def check_none(who: str, *options: Mapping[str, Any]) -> None:
+    """Raises where another reducer than online_softmax is asked to prune."""
+    for name in ("block_prune_threshold", "prune_mass"):
+        for given in options:
+            if given.get(name) is not None:
+                raise TigaError(
+                    f"{who}: {name}={given[name]}; only online_softmax skips tiles, whose scores say what little they "
+                    f"add. Leave {name} out."
+                )
 
 
 def check_thresholds(rho: Tensor) -> None:

@@ -34,6 +34,8 @@ class Reducer:
 
 def reducing(reducer: Any, values: tuple) -> Tracer:
     """The tracer of a reducer's arguments."""
+    if reducer.name != "softmax":
+        prune.check_none(type(reducer).__name__, vars(reducer), vars(type(reducer)))
     for x in values:
         if isinstance(x, Sym):
             return x.builder  # type: ignore[return-value]
@@ -307,21 +309,25 @@ def online_softmax(
     return OnlineSoftmaxReducer(block_prune_threshold, prune_mass, return_lse, prune_backward, prune_tile)
 
 
-def sum() -> Reducer:
+def sum(**options: Any) -> Reducer:
     """out[i] = sum_j message[i, j]: see Sum."""
-    return Sum()
+    prune.check_none("tg.sum", options)
+    return Sum(**options)
 
 
-def mean() -> Reducer:
+def mean(**options: Any) -> Reducer:
     """out[i] = mean_j message[i, j]: see Mean."""
-    return Mean()
+    prune.check_none("tg.mean", options)
+    return Mean(**options)
 
 
-def max() -> Reducer:
+def max(**options: Any) -> Reducer:
     """out[i] = max_j message[i, j]: see Max."""
-    return Max()
+    prune.check_none("tg.max", options)
+    return Max(**options)
 
 
-def min() -> Reducer:
+def min(**options: Any) -> Reducer:
     """out[i] = min_j message[i, j]: see Min."""
-    return Min()
+    prune.check_none("tg.min", options)
+    return Min(**options)
