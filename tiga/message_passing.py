@@ -166,7 +166,7 @@ class Traced:
 
     def run(self) -> Any:
         if self.tracer.notes:
-            prune.refuse(self.tracer.home.type, self.graph.kind)
+            prune.refuse(*self.tracer.notes[0].asked, self.tracer.home.type, self.graph.kind)
         results: list[list[Tensor]] = []
         for stage in self.programs.stages:
             results.append(propagate(*self.arguments(stage, results)))

@@ -93,9 +93,11 @@ class Program:
         return tuple([line for line in self.lines if line.op == "reduce"])
 
     @functools.cached_property
-    def pruned(self) -> bool:
-        """Whether tiles of edges are left out."""
-        return any(line.op == "kept" or (line.op == "reduce" and line.attrs[1] in PRUNED) for line in self.lines)
+    def pruned(self) -> str:
+        """The option by which tiles of edges are left out; "" where none are."""
+        asked = [PRUNED.get(line.attrs[1], "") for line in self.lines if line.op == "reduce"]
+        asked += ["prune_backward" for line in self.lines if line.op == "kept"]
+        return max(asked, default="")
 
     def phase(self, ref: str) -> int:
         """0: known before any edge is visited; 1: while visiting a destination's edges; 2: only after all edges."""

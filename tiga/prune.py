@@ -23,6 +23,7 @@ DEVICES = {"cuda"}
 class Note(NamedTuple):
     """A pruned fold of a trace: what was asked for, and (word, type) of what it says of itself."""
 
+    asked: tuple[str, Any]
     rule: str
     tile: tuple[int, int]
     words: tuple[tuple[str, Any], ...]
@@ -125,17 +126,17 @@ def limit(tracer: Any, rho: Any, eps: Any) -> Any:
     return tracer.scalar(name, x)
 
 
-def refuse(device: str, kind: str, why: str = "") -> None:
-    """Raises where no kernel skips tiles: nothing else is computed instead."""
+def refuse(name: str, value: Any, device: str, kind: str, why: str = "") -> None:
+    """Raises where no kernel skips tiles: nothing else is computed instead. value: of the option, None if not known."""
     if not why and device not in DEVICES:
         why = f"the fields are on {device}"
     if not why and kind == "csr":
         why = "the graph is a list of edges"
     if why:
+        asked = name if value is None else f"{name}={value}"
         raise TigaError(
-            f"online_softmax with block_prune_threshold or prune_mass: pruning exists only in the CUDA kernels of "
-            f"implicit relations, and {why}. No other path prunes, and none computes something else instead. Leave the "
-            "option out for exact attention."
+            f"online_softmax with {asked}: pruning exists only in the CUDA kernels of implicit relations, and {why}. No "
+            "other path prunes, and none computes something else instead. Leave the option out for exact attention."
         )
 
 

@@ -245,7 +245,8 @@ class OnlineSoftmaxReducer(Reducer):
             limit = prune.limit(tracer, rho, eps)
         arguments = (score, value, limit, rule, *tile, int(self.prune_backward))
         out, lse, *said = tracer.once("pruned_softmax", pruned_softmax, arguments, {})
-        tracer.notes.append(prune.Note(rule, tile, tuple([(x.ref, x.type) for x in said])))
+        asked = ("block_prune_threshold", rho) if eps is None else ("prune_mass", eps)
+        tracer.notes.append(prune.Note(asked, rule, tile, tuple([(x.ref, x.type) for x in said])))
         return out, lse
 
 

@@ -233,8 +233,9 @@ def _pruned_tangent(b, place, args, results, tangents):
     raise TigaError("forward mode through a pruned online_softmax is not defined; leave pruning out, or use backward.")
 
 
-PRUNED = ("softmax_by_peak", "softmax_by_mass")
-"""Softmax that skips tiles of sources, of scores far below the running maximum, or of little mass in every row.
+PRUNED = {"softmax_by_peak": "block_prune_threshold", "softmax_by_mass": "prune_mass"}
+"""Softmax that skips tiles of sources, of scores far below the running maximum, or of little mass in every row; and the
+option that asks for it.
 
 Arguments: score, value, the limit (the log of the threshold, or of the odds of the mass), the tile's destinations and
 sources, 1 where a gradient may be taken.

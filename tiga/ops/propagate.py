@@ -53,7 +53,7 @@ def composite(program: str, tensors: list[Tensor], ints: list[int], scalars: lis
     outputs = allocate(p, tensors, ints, sizes)
     device = tensors[0].device.type
     if p.pruned:
-        prune.refuse(device, p.kind)
+        prune.refuse(p.pruned, None, device, p.kind)
     if device in KERNEL_DEVICES:
         from tiga.ops import rows, tiles  # Triton is imported where a kernel runs, not before
 
@@ -61,7 +61,7 @@ def composite(program: str, tensors: list[Tensor], ints: list[int], scalars: lis
         if not reason:
             return outputs
         if p.pruned:
-            prune.refuse(device, p.kind, f"no kernel fits this program ({reason})")
+            prune.refuse(p.pruned, None, device, p.kind, f"no kernel fits this program ({reason})")
         if device == "cuda":
             _say_composite(reason)
     interpret(p, tensors, ints, scalars, outputs)
@@ -104,7 +104,7 @@ def fake(program: str, tensors: list[Tensor], ints: list[Any], scalars: list[flo
     _install_inductor()
     p = parse(program)
     if p.pruned:
-        prune.refuse(tensors[0].device.type, p.kind)
+        prune.refuse(p.pruned, None, tensors[0].device.type, p.kind)
     return allocate(p, tensors, ints, check(p, tensors, ints, scalars))
 
 
