@@ -63,11 +63,11 @@ def judge(
             more = n * tops.exp() * SLACK
             gaps.append(highest - top if highest > -math.inf else -math.inf)
             if rho is not None:
-                skip = top < highest + math.log(rho)
+                out = top < highest + math.log(rho)
             else:
-                skip = bool(((left + more <= eps / (1 - eps) * held) | (n == 0)).all())
+                out = bool(((left + more <= eps / (1 - eps) * held) | (n == 0)).all())
             highest = max(highest, top)
-            if skip:
+            if out:
                 skipped += 1
                 left += more
             else:

@@ -181,7 +181,7 @@ class Traced:
             said = [self.rebuilt(at + k, results).detach() for k in range(len(words))]
             at += len(words)
             if said and not torch._C._are_functorch_transforms_active():
-                found.append((note.rule, note.tile, *said[:3], prune.rows(self.graph), *said[3:]))
+                found.append((note.asked[0], note.tile, *said[:3], prune.rows(self.graph), *said[3:]))
         return found
 
     def rebuilt(self, structure: Any, results: list) -> Any:

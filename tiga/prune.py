@@ -24,7 +24,6 @@ class Note(NamedTuple):
     """A pruned fold of a trace: what was asked for, and (word, type) of what it says of itself."""
 
     asked: tuple[str, Any]
-    rule: str
     tile: tuple[int, int]
     words: tuple[tuple[str, Any], ...]
 
@@ -148,7 +147,7 @@ ORDERS = {
 
 
 class Report:
-    """What a call's pruned fold skipped: tiles of `tile` = (destinations, sources), judged in `order`.
+    """What a call's pruned fold skipped by `rule`: tiles of `tile` = (destinations, sources), judged in `order`.
 
     visited, skipped, absent: [query blocks, *heads] int32: tiles that hold edges, those of them that were skipped, and
     those without an edge. first_row: the first destination of each query block. certificate: [num_dst, *heads]

@@ -246,7 +246,7 @@ class OnlineSoftmaxReducer(Reducer):
         arguments = (score, value, limit, rule, *tile, int(self.prune_backward))
         out, lse, *said = tracer.once("pruned_softmax", pruned_softmax, arguments, {})
         asked = ("block_prune_threshold", rho) if eps is None else ("prune_mass", eps)
-        tracer.notes.append(prune.Note(asked, rule, tile, tuple([(x.ref, x.type) for x in said])))
+        tracer.notes.append(prune.Note(asked, tile, tuple([(x.ref, x.type) for x in said])))
         return out, lse
 
 

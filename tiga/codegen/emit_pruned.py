@@ -86,6 +86,9 @@ class PrunedEmitter(FoldEmitter):
             self.put(3, f"    {n}_v = {n}_next")
         k = next(k for k, f in enumerate(self.work.folds) if f.pruned)
         put("    low = high")
+        if any([f.pruned and f.field is None for f in self.work.folds]):
+            put("    high = inner_end")  # a number times a weight of 0 is not looked at again: never without a branch
+            return
         put(f"    high = tl.where(skipped{k} * {ENOUGH} > visited{k}, inner_end, low)")
         self.branches = False
         self.visit("full", None, 1, "low", "inner_end")
