@@ -87,12 +87,6 @@ def test_a_cpu_refuses(option):
         attend(Pruned(**{option: 0.5}), tg.Graph.triangular(5))
 
 
-def test_the_compiled_call_refuses_in_the_same_words():
-    module, graph = Pruned(prune_mass=0.5), tg.Graph.triangular(5)
-    with pytest.raises(Exception, match="implicit relations, and the fields are on cpu"):
-        torch.compile(lambda: attend(module, graph), backend="eager")()
-
-
 def test_the_operator_refuses():
     arguments = call(Pruned(prune_mass=0.5), tg.Graph.triangular(5))
     with pytest.raises(tg.TigaError, match="the fields are on cpu"):
@@ -162,9 +156,6 @@ def test_kernels_compile_without_spills():
 
 
 def test_rules_certificates_and_gradients_under_the_interpreter():
-    tests = (
-        "(rule_is and (dense-peak or blocks-mass or double-peak or reversed-mass)) or padding or (masked_rows and mass)"
-        " or (kept and triangular-peak)"
-    )
+    tests = "rule_is and (dense-peak or blocks-mass or double-peak or reversed-mass) or (kept and triangular-peak)"
     launched, written = interpreted("pruned_interpreted.py", "-k", tests)
-    assert launched > 10 and written > 5
+    assert launched > 8 and written > 5

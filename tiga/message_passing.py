@@ -166,7 +166,8 @@ class Traced:
 
     def run(self) -> Any:
         if self.tracer.notes:
-            prune.refuse(*self.tracer.notes[0].asked, self.tracer.home.type, self.graph.kind)
+            name, value = self.tracer.notes[0].asked
+            prune.refuse(name, value, self.tracer.home.type, self.graph.kind)
         results: list[list[Tensor]] = []
         for stage in self.programs.stages:
             results.append(propagate(*self.arguments(stage, results)))
