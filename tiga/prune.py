@@ -134,8 +134,8 @@ def refuse(name: str, value: Any, device: str, kind: str, why: str = "") -> None
     if why:
         asked = name if value is None else f"{name}={value}"
         raise TigaError(
-            f"online_softmax with {asked}: pruning exists only in the CUDA kernels of implicit relations, and {why}. No "
-            "other path prunes, and none computes something else instead. Leave the option out for exact attention."
+            f"online_softmax with {asked}: pruning exists only in the CUDA kernels of implicit relations, and {why}. "
+            "No other path prunes, and none computes something else instead. Leave the option out for exact attention."
         )
 
 
