@@ -8,15 +8,17 @@ fails says why and the others go on. `--device cpu --rows 64` tries the command 
 
 from __future__ import annotations
 
-from benchmarks import command, decode, small, throughput, twice
+from benchmarks import command, decode, pruning, small, throughput, twice
 
-TABLES = (throughput.table, twice.table, decode.table, small.relation_table, small.published_table)
+TABLES = (throughput.table, twice.table, decode.table, pruning.table, small.relation_table, small.published_table)
 QUICK = (
     "D128 causal 8k",
     "softcap 30, D128 causal 8k",
     "varlen, 54 log-normal documents, D128 causal 32k",
     "double backward, bfloat16",
     "decode, 4 rows",
+    "planted, causal 64k, threshold",
+    "planted, causal 64k, nothing skipped",
     "relation, 54 documents of 32k",
     "published, full, N 1024 H 4 D 64",
     "published, causal, N 256 H 2 D 64",

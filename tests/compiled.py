@@ -21,6 +21,7 @@ _POINTERS = {
     torch.int64: "*i64",
     torch.int32: "*i32",
     torch.bool: "*i1",
+    torch.uint8: "*u8",
 }
 
 

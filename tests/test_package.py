@@ -22,7 +22,7 @@ COMMANDS = [
 # When loaded, a module imports from its own row and the rows above it; the package's __init__ stands below them all.
 ROWS = [
     {"errors", "passes"},
-    {"types", "relations", "preparation", "graph_checks", "graph_inputs"},
+    {"types", "relations", "preparation", "prune", "graph_checks", "graph_inputs"},
     {"rules", "primitives", "reducers", "layouts", "ranges", "neighbours", "periodic", "graph_algebra"},
     {"program", "infer", "parser", "graph_build", "density"},
     {"builder", "graph", "graph_text"},
@@ -43,7 +43,18 @@ ROWS = [
     {"reducer"},
     {"ops"},
     {"message_passing"},
-    {"nn", "explain", "inductor", "testing", "pictures", "program_pictures", "integrations", "flex", "__main__"},
+    {
+        "nn",
+        "explain",
+        "inductor",
+        "testing",
+        "pictures",
+        "program_pictures",
+        "integrations",
+        "flex",
+        "calibrate",
+        "__main__",
+    },
 ]
 RANK = {module: rank for rank, row in enumerate(ROWS) for module in row}
 LEAVES = {"nn", "explain", "inductor", "testing", "pictures", "program_pictures", "integrations", "flex", "__main__"}

@@ -8,6 +8,7 @@ from tiga import functions_linear as functions_linear
 from tiga import functions_nn as functions_nn
 from tiga import functions_shape as functions_shape
 from tiga import ops as ops
+from tiga.calibrate import calibrate_prune
 from tiga.errors import TigaError, TraceError
 from tiga.graph import Graph
 from tiga.message_passing import MessagePassing
@@ -21,6 +22,7 @@ __all__ = [
     "Reducer",
     "TigaError",
     "TraceError",
+    "calibrate_prune",
     "flex_attention",
     "integrations",
     "jit",

@@ -13,6 +13,7 @@ from tiga import layouts
 from tiga.errors import TigaError
 from tiga.parser import parse
 from tiga.passes import PASSES, Record, Run, derived_from
+from tiga.reducers import PRUNED
 from tiga.relations import is_implicit
 
 KERNEL_LEVELS = ("iter", "kernel", "ttir", "ttgir", "ptx")
@@ -217,6 +218,7 @@ def _remarks(v: Variant) -> list[str]:
             "The warning at the first call says why"
         )
     found.append(_relation(v.programs[0]))
+    found += [f"[planning] {text}" for program in v.programs for text in _pruned(program)]
     if len(v.programs) > 1:
         found.append(
             f"[planning] {len(v.programs)} programs, each a pass over the edges: an edge value reads a finished fold"
@@ -248,6 +250,14 @@ def _hoisted(programs: tuple[str, ...]) -> list[str]:
                 cut = p.definitions.get(line.args[1])
                 found += [line.args[0]] if cut is not None and cut.op == "slice" else []
     return found
+
+
+def _pruned(program: str) -> list[str]:
+    lines = [line for line in parse(program).reduces() if line.attrs[1] in PRUNED]
+    return [
+        f"tiles of {line.args[3]} x {line.args[4]} are skipped by {PRUNED[line.attrs[1]]}: last_report says which"
+        for line in lines
+    ]
 
 
 def _relation(program: str) -> str:

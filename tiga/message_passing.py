@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tiga import passes
+from tiga import passes, prune
 from tiga.errors import TigaError, TraceError
 from tiga.fields import NUMBERED, PLACED, places
 from tiga.graph import Graph
@@ -54,10 +54,16 @@ class MessagePassing(nn.Module):
         self, graph: Graph, src: dict | None = None, dst: dict | None = None, edge: dict | None = None, **uniform: Any
     ) -> Any:
         if torch.compiler.is_compiling():
-            return self._trace(graph, src, dst, edge, uniform).run()
+            traced = self._trace(graph, src, dst, edge, uniform)
+            result = traced.run()
+            if traced.reports:
+                self._reports = tuple(traced.reports)
+            return result
         with passes.Record() as record:
             traced = self._trace(graph, src, dst, edge, uniform)
             result = traced.run()
+        if traced.reports:
+            self._reports = tuple(traced.reports)
         _explain().remember(self, traced.programs.texts, traced.tracer.home, record)
         return result
 
@@ -132,6 +138,18 @@ class MessagePassing(nn.Module):
         return module(self)
 
     @property
+    def last_report(self) -> prune.Report | tuple[prune.Report, ...]:
+        """What the last call's pruned fold skipped, or those of several, compiled or not: see tiga.prune.Report."""
+        found = self.__dict__.get("_reports")
+        if found is None:
+            raise TigaError(
+                f"{type(self).__name__}: no call was pruned. Give the reducer block_prune_threshold or prune_mass, and "
+                "call the module."
+            )
+        reports = tuple([prune.Report(*held) for held in found])
+        return reports[0] if len(reports) == 1 else reports
+
+    @property
     def last_variant(self) -> Any:
         """What the last call compiled to: key, artifacts by level, cache hits and misses."""
         from tiga.explain import last_variant
@@ -170,6 +188,10 @@ class Traced:
         self.structure = flattened(type(module).__name__, result, roots)
         for root in roots:
             tracer.lift(root)  # refused where it is of another call
+        self.first = len(roots)  # of what folds that skip tiles say of themselves
+        self.reports: list = []
+        for note in tracer.notes:
+            roots.extend([tracer.value(*word) for word in prune.wanted(note)])
         # lists by source are for gradients
         lists = graph.prepared if torch.is_grad_enabled() else graph.prepared[:2]
         self.relation = graph.tensors + lists
@@ -184,10 +206,25 @@ class Traced:
         return stage.text, tensors, list(self.graph.ints), [self.tracer.scalars[k][1] for k in stage.scalars]
 
     def run(self) -> Any:
+        if self.tracer.notes:
+            name, value = self.tracer.notes[0].asked
+            prune.refuse(name, value, self.tracer.home.type, self.graph.kind)
         results: list[list[Tensor]] = []
         for stage in self.programs.stages:
             results.append(propagate(*self.arguments(stage, results)))
+        self.reports = self.reported(results)
         return self.rebuilt(self.structure, results)
+
+    def reported(self, results: list) -> list:
+        """The arguments of a report for each fold that skips tiles."""
+        found, at = [], self.first
+        for note in self.tracer.notes:
+            words = prune.wanted(note)
+            said = [self.rebuilt(at + k, results).detach() for k in range(len(words))]
+            at += len(words)
+            if said and not torch._C._are_functorch_transforms_active():
+                found.append((note.asked[0], note.tile, *said[:3], prune.rows(self.graph), *said[3:]))
+        return found
 
     def rebuilt(self, structure: Any, results: list) -> Any:
         """The results in the place of their numbers."""

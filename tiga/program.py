@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tiga.errors import TigaError
+from tiga.reducers import PRUNED
 from tiga.types import Dim, Total, Type
 
 VERSION = "tiga/1"
@@ -91,6 +92,13 @@ class Program:
 
     def reduces(self) -> tuple[Line, ...]:
         return tuple([line for line in self.lines if line.op == "reduce"])
+
+    @functools.cached_property
+    def pruned(self) -> str:
+        """The option by which tiles of edges are left out; "" where none are."""
+        asked = [PRUNED.get(line.attrs[1], "") for line in self.lines if line.op == "reduce"]
+        asked += ["prune_backward" for line in self.lines if line.op == "kept"]
+        return max(asked, default="")
 
     def phase(self, ref: str) -> int:
         """0: known before any edge is visited; 1: while visiting a destination's edges; 2: only after all edges."""
@@ -220,7 +228,7 @@ def evaluate_size(size: Any, shapes: tuple, operands: tuple[Operand, ...]) -> An
     """A size expression with the operands' shapes put in."""
     if isinstance(size, Dim):
         return shapes[size.operand][size.dim + (operands[size.operand].place != "shared")]
-    if isinstance(size, Total):
+    if isinstance(size, Total) and size.rule != "tiles":  # a number of tiles follows from rows
         parts = [evaluate_size(part, shapes, operands) for part in size.parts]
         if size.rule == "quotient":
             return parts[0] // parts[1]

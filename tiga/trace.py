@@ -62,6 +62,7 @@ class Tracer(Builder):
         self.written = self.path
         self.positions: Any = None  # tensor and name, of destinations, sources and shifts, where the graph has them
         self.home: Any = None  # the device of the fields
+        self.notes: list = []  # of folds that skip tiles: what they say of themselves
         self._seed: Any = None
         self.launch = (0, 0)
 

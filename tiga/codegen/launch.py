@@ -18,7 +18,9 @@ from tiga.codegen import tuning
 from tiga.codegen.emit_nodes import Parameter, RowEmitter, Source, states
 from tiga.codegen.emit_tiles import Emitter
 from tiga.codegen.kernels import Runner, float32_setting, keep, multiprocessors, precision, runner
+from tiga.codegen.lists_pruned import LIST, list_name, list_rows, list_value, the_map
 from tiga.codegen.plan import MERGE, Plan, plans
+from tiga.codegen.plan_pruned import plans_of
 from tiga.codegen.tiles import Axes, Refused, Work
 from tiga.program import Program, evaluate_size
 
@@ -184,6 +186,7 @@ class _Launch:
         for a, n in self.sizes.items():
             self.heads *= n if a != work.packed else 1
         self.items = self.own * self.unit
+        self.lists = ready.span in ("band", "rows1") and the_map(work) is not None
         self.states: dict[str, tuple] = {}
 
     def steps(self) -> Steps:
@@ -201,17 +204,18 @@ class _Launch:
         self.precision = precision(itemsize, self.call.device)
         self.padded = padded
         some = plans(max(padded.values(), default=16), itemsize, max(sums, 1), self.items)
-        timed = tuning.tuning(self.call.device)
+        timed = self.work.tile is None and self.work.within is None and tuning.tuning(self.call.device)
         some = self.tuned(source, some, (*padded.values(), itemsize), timed)
         best: Steps | None = None
-        for plan in some:
+        for plan in plans_of(self.work, some, itemsize, self.items):
             found = self.with_plan(plan)
             if found is not None and (best is None or found.spilled < best.spilled):
                 best = found
             if best is not None and not best.spilled:
                 break
         if best is None:
-            raise Refused(f"no plan fits vectors of {' and '.join(map(str, widths))} on this device")
+            tiles = "" if self.work.tile is None else f" with prune_tile={self.work.tile}"
+            raise Refused(f"no plan fits vectors of {' and '.join(map(str, widths))}{tiles} on this device")
         return dataclasses.replace(best, timed=timed)
 
     def tuned(self, source: Source, some: list[Plan], words: tuple, timed: bool) -> list[Plan]:
@@ -232,6 +236,8 @@ class _Launch:
         stages = ("part", "merge") if self.splits > 1 else ("whole",)
         if self.ready.span == "blocks":
             stages = ("count", *stages)
+        if self.lists:
+            stages = ("list", *stages)
         self.states.clear()
         records = []
         for stage in stages:
@@ -259,7 +265,8 @@ class _Launch:
 
     def parts(self) -> int:
         """Into how many parts the sources are split: where few programs would leave most of the chip idle."""
-        if self.work.tables or self.ready.span not in ("band", "rows1") or self.other < 4 * self.plan.block_n:
+        whole = self.work.tables or self.work.tile or self.work.within
+        if whole or self.ready.span not in ("band", "rows1") or self.other < 4 * self.plan.block_n:
             return 1
         programs = self.tiles() * self.heads
         wanted = 2 * multiprocessors(self.call.device) // programs
@@ -267,10 +274,11 @@ class _Launch:
 
     def record(self, stage: str) -> Record | None:
         """The launch of one kernel; None where the plan does not fit."""
-        source = self.ready.source(stage) if stage != "count" else COUNT
+        fixed = {"count": COUNT, "list": LIST}
+        source = fixed[stage] if stage in fixed else self.ready.source(stage)
         values, tensors, scalars, outputs = [], [], [], []
         made: dict[str, Any] = {}
-        if stage not in ("merge", "count") and self.ready.span != "nodes":
+        if stage not in ("merge", *fixed) and self.ready.span != "nodes":
             made = self.spans(self.ready, self.call, self.plan.block_m)
         for at, q in enumerate(source.parameters):
             value = self.value(q.kind, q.of, made)
@@ -278,6 +286,8 @@ class _Launch:
                 tensors.append((at, q.of[0]))
             elif q.kind == "state":
                 tensors.append((at, f"state{q.of[0]}_{q.of[1]}"))
+            elif q.kind in ("kept kept", "kept tiles", "kept before"):
+                tensors.append((at, list_name(self.work, q.kind)))
             elif q.kind == "table":
                 tensors.append((at, "table " + self.work.tables[q.of[0]].ref))
             elif q.kind in BLOCKS:
@@ -294,6 +304,8 @@ class _Launch:
                 tensors.append((at, "&" + q.kind + str(self.plan.block_m)))
             values.append(value)
         grid = ((self.tiles() if stage != "merge" else -(-self.items // self.plan.block_m)) * self.heads,)
+        if stage == "list":
+            grid = (list_rows(self.work, self.call.tensors),)
         grid = (1,) if stage == "count" else (grid[0] * self.splits,) if stage == "part" else grid
         found = runner(source.text, values, self.plan, grid, self.call.device)
         if found is None:
@@ -325,6 +337,8 @@ class _Launch:
             return t.stride(0) if kind == "output row" else stride(t, o.dims, of[2], True)
         if kind == "state":
             return self.state(*of)
+        if kind[:5] == "kept ":
+            return list_value(self, kind)
         if kind[:5] == "table":
             return self.table(kind, *of)
         if kind in BLOCKS:
@@ -347,11 +361,13 @@ class _Launch:
             "BLOCK_N": self.plan.block_n,
             "MASKED": self.plan.masked,
             "PRECISION": self.precision,
+            "EARLY": getattr(self.plan, "early", False),
         }
         return fixed[kind] if kind in fixed else made["&" + kind + str(self.plan.block_m)]
 
     def output(self, of: tuple) -> Any:
-        return (self.work.outputs if of[0] == "node" else self.work.edge_outputs)[of[1]]
+        outputs = {"node": self.work.outputs, "edge": self.work.edge_outputs, "map": self.work.maps}
+        return outputs[of[0]][of[1]]
 
     def group(self) -> int:
         """How many heads are visited at a time."""

@@ -181,9 +181,23 @@ def allocate(p: Program, tensors: Sequence[Tensor], ints: Sequence[Any], sizes: 
     outputs = []
     for ref, features in zip(p.returns, sizes or feature_sizes(p, tensors)):
         t = p.types[ref]
+        if features and isinstance(features[-1], Total):
+            outputs.append(_map_of_tiles(p, ref, features[:-2], tensors, ints))
+            continue
         rows = [] if t.place == "shared" else [_rows(p, t.place, tensors, ints)]
         outputs.append(tensors[0].new_empty(rows + features, dtype=DTYPES[t.dtype]))
     return outputs
+
+
+def _map_of_tiles(p: Program, ref: str, heads: list, tensors: Sequence[Tensor], ints: Sequence[Any]) -> Tensor:
+    """[*heads, tiles of destinations, tiles of sources]: tiles without edges keep 0, or nan."""
+    of_dst, of_src = (int(word) for word in p.definitions[ref].args[3:5])
+    rows = (_rows(p, "dst", tensors, ints) + of_dst - 1) // of_dst
+    if p.kind == "blocks":  # each is tiled within itself, and so are rows before the first and after the last
+        rows = rows + tensors[len(p.operands) + 2].shape[0] + 2
+    sizes = [*heads, rows, (_rows(p, "src", tensors, ints) + of_src - 1) // of_src]
+    t = p.types[ref]
+    return tensors[0].new_full(sizes, float("nan") if t.floating else 0, dtype=DTYPES[t.dtype])
 
 
 def _rows(p: Program, place: str, tensors: Sequence[Tensor], ints: Sequence[Any]) -> Any:

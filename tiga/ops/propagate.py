@@ -19,7 +19,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 from torch.autograd.function import _SingleLevelFunction
 
-from tiga import passes, relations
+from tiga import passes, prune, relations
 from tiga.adjoint import adjoint, augment
 from tiga.derivation import Derived, saved_outputs
 from tiga.errors import TigaError
@@ -53,12 +53,16 @@ def composite(program: str, tensors: list[Tensor], ints: list[int], scalars: lis
     _check_edges(p, tensors, ints)
     outputs = allocate(p, tensors, ints, sizes)
     device = tensors[0].device.type
+    if p.pruned:
+        prune.refuse(p.pruned, None, device, p.kind)
     if device in KERNEL_DEVICES:
         from tiga.ops import rows, tiles  # Triton is imported where a kernel runs, not before
 
         reason = (rows if p.kind == "csr" else tiles).run(p, tensors, ints, scalars, outputs)
         if not reason:
             return outputs
+        if p.pruned:
+            prune.refuse(p.pruned, None, device, p.kind, f"no kernel fits this program ({reason})")
         if device == "cuda":
             _say_composite(reason)
     interpret(p, tensors, ints, scalars, outputs)
@@ -99,6 +103,8 @@ def _say_composite(reason: str) -> None:
 def fake(program: str, tensors: list[Tensor], ints: list[Any], scalars: list[float]) -> list[Tensor]:
     _install_inductor()
     p = parse(program)
+    if p.pruned:
+        prune.refuse(p.pruned, None, tensors[0].device.type, p.kind)
     return allocate(p, tensors, ints, check(p, tensors, ints, scalars))
 
 
@@ -213,6 +219,12 @@ def differentiable(
         with torch._C._AutoDispatchBelowAutograd():
             return run(program, tensors, ints, scalars)
     passes.applied("augment")
+    p = parse(program)
+    if p.pruned and p.kind == "blocks":
+        raise TigaError(
+            "prune_backward over packed sequences: their tiles are no grid, and no gradient kernel reads them. Give "
+            "the same graph as tg.Graph.intervals, or leave pruning out."
+        )
     arguments = (run, augment(program), ints, scalars, *tensors)
     if torch._C._are_functorch_transforms_active():
         from torch._functorch.utils import enable_single_level_autograd_function
