@@ -6,8 +6,15 @@ import sys
 import warnings
 from collections.abc import Callable
 
-HOOKS: tuple[Callable[[], None], ...] = ()
-"""What tiga registers with Inductor, each once. None in this version: Inductor leaves the operator where it is."""
+
+def _neighbours() -> None:
+    from tiga.inductor import fusion
+
+    fusion.install()
+
+
+HOOKS: tuple[Callable[[], None], ...] = (_neighbours,)
+"""What tiga registers with Inductor, each once."""
 
 _installed = False
 
