@@ -1,11 +1,11 @@
-"""torch.compile with Inductor's decompositions, tiga's pass over both directions, and no code generated: the graphs left."""
+"""A function's graphs as Inductor's passes over both directions leave them, tiga's among them; no code is generated."""
 
 from __future__ import annotations
 
-import operator
-
 import torch
+from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor import compile_fx
 from torch._inductor.decomposition import select_decomp_table
@@ -15,50 +15,66 @@ import tiga
 
 propagate = torch.ops.tiga.propagate.default
 FREE = ("view", "expand", "permute", "squeeze", "unsqueeze", "slice", "detach", "full", "_unsafe_view", "sym_size")
+CHECKS = ("_assert_tensor_metadata",)
+assert compile_fx and tiga  # Inductor is there, so that tiga installs its pass
 
 
-class Graphs:
-    """The graphs of a compiled function: forward, then backward where there is one."""
+def passed(gm):
+    joint_graph_passes(gm)
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
+    return gm
 
-    def __init__(self, apply=joint_graph_passes):
-        self.graphs, self.apply = [], apply
 
-    def compile(self, fn, **options):
-        assert compile_fx and tiga  # Inductor is there, so that tiga's hooks are
+def left(graph):
+    """The names of what remains beside the operator and computes or copies anything."""
+    targets = [n.target for n in graph.nodes if isinstance(n.target, torch._ops.OpOverload) and n.target != propagate]
+    named = [target._schema.name.split("::")[-1] for target in targets]
+    return sorted([name for name in named if name not in FREE + CHECKS])
 
-        def keep(gm, inputs):
-            gm.graph.eliminate_dead_code()
-            self.graphs.append(gm.graph)
-            return gm.forward
 
-        def inference(gm, inputs):
-            self.apply(gm)
-            gm.recompile()
-            return keep(gm, inputs)
+def programs(graph):
+    return [n.args[0] for n in graph.nodes if n.target is propagate]
 
-        def cut(gm, inputs, **kwargs):
-            self.apply(gm)
-            gm.recompile()
-            return min_cut_rematerialization_partition(gm, inputs, **kwargs)
 
-        backend = aot_autograd(
-            fw_compiler=keep,
-            bw_compiler=keep,
-            inference_compiler=inference,
-            partition_fn=cut,
-            decompositions=select_decomp_table,
-        )
-        return torch.compile(fn, backend=backend, fullgraph=True, **options)
+def inference(fn, args):
+    """The function's graph, without gradients."""
+    return passed(aot_export_joint_simple(fn, args, trace_joint=False, decompositions=select_decomp_table()))
 
-    def calls(self, which=0):
-        return [n for n in self.graphs[which].nodes if n.target is propagate]
 
-    def programs(self, which=0):
-        return [n.args[0] for n in self.calls(which)]
+def training(fn, args):
+    """Forward and backward of a function that gives a tuple, cut in two as for training."""
+    joint = aot_export_joint_simple(fn, args, trace_joint=True, decompositions=select_decomp_table())
+    outputs = fn(*args)
+    primals = [n.meta["val"] for n in joint.graph.nodes if n.op == "placeholder"]
+    return min_cut_rematerialization_partition(passed(joint), primals, num_fwd_outputs=len(outputs))
 
-    def left(self, which=0):
-        """The names of what remains beside the operator and computes or copies anything."""
-        nodes = [n for n in self.graphs[which].nodes if n.op == "call_function"]
-        named = [n.target._schema.name.split("::")[-1] for n in nodes if isinstance(n.target, torch._ops.OpOverload)]
-        assert all(isinstance(n.target, torch._ops.OpOverload) or n.target is operator.getitem or "sym" in n.name or "mul" in n.name for n in nodes)
-        return sorted([name for name in named if name not in FREE and name != "propagate"])
+
+def run(forward, backward, args, weights):
+    """Results, and the gradients of their sum weighted so."""
+    count = len(weights)
+    made = forward(*args)
+    return list(made[:count]), list(backward(*made[count:], *weights))
+
+
+def compiling(graphs, **options):
+    """torch.compile with these passes; the graphs that it makes are appended, forward before backward."""
+
+    def keep(gm, inputs):
+        graphs.append(gm.graph)
+        return make_boxed_func(gm.forward)
+
+    def whole(gm, inputs):
+        return keep(passed(gm), inputs)
+
+    def cut(gm, inputs, **kwargs):
+        return min_cut_rematerialization_partition(passed(gm), inputs, **kwargs)
+
+    backend = aot_autograd(
+        fw_compiler=keep,
+        bw_compiler=keep,
+        inference_compiler=whole,
+        partition_fn=cut,
+        decompositions=select_decomp_table,
+    )
+    return lambda fn: torch.compile(fn, backend=backend, fullgraph=True, **options)

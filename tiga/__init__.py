@@ -27,6 +27,7 @@ __all__ = [
     "nn",
     "online_softmax",
     "ops",
+    "program",
     "sum",
 ]
 
@@ -36,6 +37,9 @@ def jit(fn: Any) -> Any:
     import torch
 
     return torch.compile(fn, fullgraph=True)
+
+
+program = jit  # type: ignore[assignment]  # the submodule of this name is imported by its full name
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tiga.inductor.cost import worse
-from tiga.inductor.draft import Draft, shown
+from tiga.inductor.draft import Draft, can_view, shown
 from tiga.inductor.meanings import ELEMENTWISE, FOLDS, JOINS, MEANINGS, VIEWS, Unfit
 from tiga.inductor.neighbourhood import (
     direction,
@@ -132,6 +132,8 @@ class _Consumers:
         written = self.draft.write(values)
         needs = [s.node for s in written.sources]
         hoist(needs, self.call, self.after, False)
+        if not all(can_view(shown(n), [*self.draft.known, *needs]) for n in ends):
+            raise Unfit("sizes that no operand has")
         read = self.call.args[1]
         spared = len(ends) + len(self.seeds) + len([n for n in dict.fromkeys(needs) if n not in read])
         reason = worse([self.call.args[0]], [written.text], spared)

@@ -24,6 +24,11 @@ def shown(x: Any) -> Any:
     return x.meta["val"] if isinstance(x, torch.fx.Node) else x
 
 
+def written_sizes(val: Any) -> str:
+    """A tensor's shape as a key: symbolic sizes have no hash."""
+    return str(tuple(val.shape))
+
+
 def same_sizes(a: Any, b: Any) -> bool:
     """Whether two lists of sizes are one, whatever the symbols in them are."""
     return len(a) == len(b) and all(statically_known_true(x == y) for x, y in zip(a, b))
@@ -35,13 +40,38 @@ class Source(NamedTuple):
     node: Node
     val: Any
 
-    def insert(self, graph: torch.fx.Graph) -> Node:
+    def insert(self, graph: torch.fx.Graph, known: list[Node]) -> Node:
         """The tensor as a node of the graph, at the place of insertion."""
-        if self.val is shown(self.node):
-            return self.node
-        made = graph.call_function(aten.view.default, (self.node, list(self.val.shape)))
-        made.meta = {**kept_meta(self.node), "val": self.val}
-        return made
+        return self.node if self.val is shown(self.node) else viewed(graph, self.node, self.val, known)
+
+
+def viewed(graph: torch.fx.Graph, node: Node, val: Any, known: list[Node]) -> Node:
+    """A view of a node with the shape of `val`; sizes that may change are those of `known` nodes."""
+    sizes: list[Any] = []
+    for size in val.shape:
+        where = None if isinstance(size, int) else size_of(size, [node, *known])
+        if where is not None:
+            size = graph.call_function(aten.sym_size.int, where)
+            size.meta = {**kept_meta(node), "val": shown(where[0]).shape[where[1]]}
+        sizes.append(size if isinstance(size, (int, torch.fx.Node)) else -1)
+    made = graph.call_function(aten.view.default, (node, sizes))
+    made.meta = {**kept_meta(node), "val": val}
+    return made
+
+
+def size_of(size: Any, known: list[Node]) -> tuple[Node, int] | None:
+    """A node among those known, and its dimension, of this size."""
+    for node in known:
+        for d, s in enumerate(shown(node).shape):
+            if statically_known_true(s == size):
+                return node, d
+    return None
+
+
+def can_view(val: Any, known: list[Node]) -> bool:
+    """Whether `viewed` can write the shape: at most one size is of no known node, and follows from the others."""
+    sizes = [s if isinstance(s, int) else size_of(s, known) for s in val.shape]
+    return sizes.count(None) <= (0 not in sizes)
 
 
 def kept_meta(node: Node) -> dict[str, Any]:
@@ -68,6 +98,7 @@ class Draft:
         self.operands = list(self.p.operands)
         self.sources = [Source(t, shown(t)) for t in tensors[:count]]
         self.relation = list(tensors[count:])
+        self.known = [s.node for s in self.sources]  # whose sizes the call may use
         self.builder = Builder(lambda a, b: None, self.p.batch)
         self.taken = {o.name for o in self.p.operands} | set(self.p.scalars)
         self.values = {ref: self.builder.value(ref, t) for ref, t in self.p.types.items() if ref[0] != "%"}
@@ -76,7 +107,7 @@ class Draft:
             if number is not None:
                 self.values[o.ref] = self.builder.lift(float(number))
         self.met = {
-            (o.place, s.node, tuple(s.val.shape), o.flag): self.values[o.ref]
+            (o.place, s.node, written_sizes(s.val), o.flag): self.values[o.ref]
             for o, s in zip(self.operands, self.sources)
         }
         self.rows: dict[str, Any] = {}  # of each place that a field or a result has
@@ -118,7 +149,7 @@ class Draft:
 
     def operand(self, place: str, source: Source, flag: str = "") -> Value:
         """The source as a field of this place; the one that is there already, where there is one."""
-        key = (place, source.node, tuple(source.val.shape), flag)
+        key = (place, source.node, written_sizes(source.val), flag)
         if key in self.met:
             return self.met[key]
         sizes = source.val.shape[place != "shared" :]

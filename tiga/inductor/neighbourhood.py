@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
-from tiga.inductor.draft import Draft, Written, constant, kept_meta, same_sizes, shown
+from tiga.inductor.draft import Draft, Written, constant, kept_meta, same_sizes, shown, viewed
 from tiga.inductor.meanings import LAYOUT, MEANINGS, VIEWS, Unfit
 
 Node = Any
 propagate = torch.ops.tiga.propagate.default
+_COMPUTED = (torch.Tag.pointwise, torch.Tag.nondeterministic_seeded)
 
 
 def has_meaning(node: Node) -> bool:
@@ -27,9 +28,9 @@ def is_layout(node: Node) -> bool:
 
 
 def is_pointwise(node: Node) -> bool:
-    """Whether the compiler computes the node where it is read, and so need not write it."""
+    """Whether the compiler computes the node where it is read, and so need not write it; random numbers it does."""
     tags = getattr(node.target, "tags", ())
-    return has_meaning(node) or (node.op == "call_function" and torch.Tag.pointwise in tags)
+    return has_meaning(node) or (node.op == "call_function" and any(tag in tags for tag in _COMPUTED))
 
 
 def is_written(node: Node) -> bool:
@@ -110,7 +111,7 @@ def put(draft: Draft, written: Written, outputs: list[list[Node]]) -> Node:
     """The written program in the place of the draft's call; its results in the place of these nodes."""
     call, graph = draft.call, draft.call.graph
     with graph.inserting_before(call):
-        tensors = [s.insert(graph) for s in written.sources] + draft.relation
+        tensors = [s.insert(graph, draft.known) for s in written.sources] + draft.relation
         args = (written.text, tensors, draft.ints, written.scalars)
         new = graph.call_function(call.target, args)
     with torch.no_grad():
@@ -124,9 +125,9 @@ def put(draft: Draft, written: Written, outputs: list[list[Node]]) -> Node:
                 last = graph.call_function(operator.getitem, (new, k))
             last.meta = {**kept_meta(node), "val": val}
             if not same_sizes(val.shape, shown(node).shape):
-                with graph.inserting_after(last):
-                    last = graph.call_function(torch.ops.aten.view.default, (last, list(shown(node).shape)))
-                last.meta = {**kept_meta(node), "val": shown(node)}
+                follows = last.next
+                with graph.inserting_before(follows):
+                    last = viewed(graph, last, shown(node), [*draft.known, *[s.node for s in written.sources]])
             node.replace_all_uses_with(last)
     return new
 

@@ -11,7 +11,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from tiga.builder import Value
 from tiga.errors import TigaError
-from tiga.inductor.draft import Draft, Source, constant, same_sizes, shown
+from tiga.inductor.draft import Draft, Source, can_view, constant, same_sizes, shown
 from tiga.inductor.meanings import ELEMENTWISE, MEANINGS, VIEWS, Form, Unfit
 from tiga.types import NAMES
 
@@ -29,6 +29,11 @@ class At(NamedTuple):
     lead: int = 1
     frame: Features | None = None
 
+    @property
+    def key(self) -> tuple:
+        """What can be compared, sizes that may change too."""
+        return self.place, self.lead, str(self.frame)
+
 
 class Terms:
     """Nodes as values of a draft: those that `own` holds are computed by the program, those that `read` holds read."""
@@ -45,7 +50,7 @@ class Terms:
             return number
         if node in self.held:
             value, there = self.held[node]
-            if there != at:
+            if there.key != at.key:
                 raise Unfit("values of two places, or laid out in two ways, in one operation")
             return value
         val = tensor_of(node)
@@ -55,7 +60,7 @@ class Terms:
             len(val.shape) == len(shape) and same_sizes(val.shape[: at.lead], shape[: at.lead])
         )
         here = At("shared", 0, at.frame) if shared else at
-        key = (node, here)
+        key = (node, here.key)
         if key not in self.made:
             if self.own(node):
                 self.made[key] = self.translate(node, here)
@@ -84,7 +89,10 @@ class Terms:
             base = base.args[0]
         if same_sizes(shown(base).shape, wanted):
             return Source(base, shown(base))
-        return Source(node, _viewed(val, wanted))
+        made = _viewed(val, wanted)
+        if not can_view(made, [node, *self.draft.known]):
+            raise Unfit("sizes that are not known of the tensor alone")
+        return Source(node, made)
 
     def translate(self, node: Node, at: At) -> Any:
         """The value that a node's operation gives, as lines of the program."""
