@@ -20,7 +20,7 @@ from tiga.parser import parse
 from tiga.program import Program
 
 log = logging.getLogger("tiga.fusion")
-_MOST_ROUNDS, _MOST_NOTES = 32, 4096
+_MOST_ROUNDS, _MOST_NOTES = 8, 4096
 _notes: dict[tuple, dict[str, None]] = {}
 
 
@@ -61,13 +61,13 @@ class Neighbours:
 
 
 def once(graph: torch.fx.Graph, note: Any) -> bool:
-    """The first change that pays."""
-    if siblings.join(graph, note):
-        return True
+    """Every change that pays, each call and each field looked at once."""
+    changed = siblings.join(graph, note)
     for call in reversed(list(graph.find_nodes(op="call_function", target=propagate))):
-        if consumers.absorb(call, note):
-            return True
-    return any(producers.absorb(root, note) for root in producers.roots(graph))
+        changed |= consumers.absorb(call, note)
+    for root in producers.roots(graph):
+        changed |= bool(root.users) and producers.absorb(root, note)
+    return changed
 
 
 def origins(calls: list[Any]) -> None:
@@ -76,7 +76,7 @@ def origins(calls: list[Any]) -> None:
         origin = (signature(parse(call.args[0])), "")
         for t in call.args[1]:
             behind = t.args[0] if t.target is operator.getitem else None
-            if direction(call) == "is_backward" and behind is not None and behind.target is propagate:
+            if direction(call)[0] == "is_backward" and behind is not None and behind.target is propagate:
                 origin = (behind.meta["tiga"][0], "gradient: ")
         call.meta["tiga"] = origin
 

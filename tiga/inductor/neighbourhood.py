@@ -61,8 +61,8 @@ def is_small(node: Node, beside: Any) -> bool:
 
 
 def direction(node: Node) -> Any:
-    """Forward or backward, in a graph that holds both."""
-    return node.meta.get("partitioner_tag", "")
+    """Forward or backward, in a graph that holds both, and the region that is computed again in backward."""
+    return node.meta.get("partitioner_tag", ""), node.meta.get("ac_graph_id")
 
 
 def following(node: Node) -> set[Node]:

@@ -16,12 +16,21 @@ Node = Any
 
 
 def join(graph: torch.fx.Graph, note: Callable[[Node, str], None]) -> bool:
-    """Join the first two calls that may be one."""
-    calls = list(graph.find_nodes(op="call_function", target=propagate))
+    """Join calls that may be one, as long as there are any."""
+    joined = False
+    while _join_first(list(graph.find_nodes(op="call_function", target=propagate)), note):
+        joined = True
+    return joined
+
+
+def _join_first(calls: list[Node], note: Callable[[Node, str], None]) -> bool:
+    heads = [_head(Draft(call)) for call in calls]
     for k, first in enumerate(calls):
-        after = following(first)
-        for second in calls[k + 1 :]:
-            if second in after or not _alike(Draft(first), Draft(second)):
+        for n, second in enumerate(calls[k + 1 :], k + 1):
+            if heads[k][0] != heads[n][0] or not heads[k][1] & heads[n][1]:
+                continue
+            after = following(first)
+            if second in after:
                 continue
             try:
                 _join(first, second, after)
@@ -33,12 +42,10 @@ def join(graph: torch.fx.Graph, note: Callable[[Node, str], None]) -> bool:
     return False
 
 
-def _alike(a: Draft, b: Draft) -> bool:
-    """One relation, one pass of the two, and a field that both read."""
-    fields = {(o.place, s.node) for o, s in zip(a.operands, a.sources) if o.place != "shared"}
-    common = any((o.place, s.node) in fields for o, s in zip(b.operands, b.sources))
-    head = lambda d: (d.p.kind, d.p.reverse, d.p.batch, d.relation, list(d.ints), direction(d.call))
-    return common and head(a) == head(b)
+def _head(d: Draft) -> tuple[tuple, set]:
+    """What two calls must have in common, and the fields of which they must have one."""
+    fields = {(o.place, s.node) for o, s in zip(d.p.operands, d.sources) if o.place != "shared"}
+    return (d.p.kind, d.p.reverse, d.p.batch, d.relation, [str(n) for n in d.ints], direction(d.call)), fields
 
 
 def _join(first: Node, second: Node, after: set[Node]) -> None:
