@@ -123,7 +123,7 @@ def put(draft: Draft, written: Written, outputs: list[list[Node]]) -> Node:
         for node in nodes:
             with graph.inserting_after(last):
                 last = graph.call_function(operator.getitem, (new, k))
-            last.meta = {**kept_meta(node), "val": val}
+            last.meta = {**kept_meta(call), "val": val}  # saved or computed again with the call, not without it
             if not same_sizes(val.shape, shown(node).shape):
                 follows = last.next
                 with graph.inserting_before(follows):
