@@ -32,6 +32,7 @@ __all__ = [
     "nn",
     "online_softmax",
     "ops",
+    "program",
     "sum",
     "tune",
 ]
@@ -44,6 +45,7 @@ def jit(fn: Any) -> Any:
     return torch.compile(fn, fullgraph=True)
 
 
+program = jit  # type: ignore[assignment]  # the submodule of this name is imported by its full name
 _LATER = {  # imported when first asked for
     "flex_attention": "tiga.flex",
     "integrations": "tiga.integrations",

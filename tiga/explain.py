@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -233,6 +234,7 @@ def _remarks(v: Variant) -> list[str]:
         found.extend(["[planning] " + which + text for text in _visits(run)])
     if "segment-scan" in v.names:
         found.append(f"[planning] {PASSES['segment-scan']}: one step for each edge of the longest segment")
+    found.extend(["[fusion] when compiled, " + text for text in _fused(v)])
     if "adjoint" in v.passes:
         found.append(
             "[autograd] the gradient is programs too: operands and results of folds are kept, "
@@ -265,6 +267,12 @@ def _relation(program: str) -> str:
     if is_implicit(kind):
         return f"[planning] {kind} relation remained implicit: no edge is listed"
     return f"[planning] {kind} relation is listed: col and rowptr by destination"
+
+
+def _fused(v: Variant) -> list[str]:
+    """What was said of these programs' neighbours where this process has compiled them with Inductor."""
+    fusion = sys.modules.get("tiga.inductor.fusion")
+    return [] if fusion is None else [text for program in v.programs for text in fusion.notes(program)]
 
 
 def _visits(run: Run) -> list[str]:

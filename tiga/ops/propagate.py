@@ -24,7 +24,7 @@ from tiga.adjoint import adjoint, augment
 from tiga.derivation import Derived, saved_outputs
 from tiga.errors import TigaError
 from tiga.layouts import BUDGET
-from tiga.ops import dispatch
+from tiga.ops import dispatch, sharding
 from tiga.ops.autocast import autocast
 from tiga.ops.batch import batched, sample_dims
 from tiga.ops.checks import allocate, check, check_relation
@@ -237,7 +237,10 @@ def differentiable(
 
 
 def autograd(program: str, tensors: list[Tensor], ints: list[int], scalars: list[float]) -> list[Tensor]:
-    return differentiable(composite if dispatch.is_plain(tensors) else _op, program, tensors, ints, scalars)
+    if dispatch.is_plain(tensors):
+        return differentiable(composite, program, tensors, ints, scalars)
+    sharding.install()
+    return differentiable(_op, program, tensors, ints, scalars)
 
 
 def call(program: str, tensors: list[Tensor], ints: list[int], scalars: list[float]) -> list[Tensor]:

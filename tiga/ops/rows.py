@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tiga import passes
 from tiga.codegen.launch_rows import Lists, Prepared, launch, layout_key, prepare
-from tiga.codegen.rows import Analysis, Refused, read_args
+from tiga.codegen.rows import Analysis, Refused, around, read_args
 from tiga.program import Line, Program, evaluate_size
 from tiga.reference import Run
 from tiga.reference_ops import fold_rows
@@ -48,15 +48,7 @@ def planned(p: Program) -> Planned:
         ready = tuple([prepare(analysis, work) for work in works])
     except Refused as e:
         return Planned(reason=str(e))
-    made = {r for work in works for r in (*work.results, *work.stored, *[f.outs[0] for f in work.shared])}
-    wanted = {*p.returns, *[r for work in works for r in work.inputs]}
-    lines: list[Line] = []
-    for line in reversed(analysis.lines):
-        if any(o in wanted and o not in made for o in line.outs):
-            lines.insert(0, line)
-            wanted.update(read_args(line))
-    early = tuple([line for line in lines if line.outs[0] not in analysis.late])
-    late = tuple([line for line in lines if line.outs[0] in analysis.late])
+    early, late = around(analysis, works)
     read = {a for line in late for a in read_args(line)}
     results = {r for work in works for r in work.results}
     filled = {r: p.returns.index(r) for work in works for r in work.stored}
