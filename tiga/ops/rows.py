@@ -13,7 +13,7 @@ from torch import Tensor
 from tiga import passes
 from tiga.codegen import launch_rows
 from tiga.codegen.launch_rows import Prepared, launch, prepare
-from tiga.codegen.rows import Analysis, Refused, read_args
+from tiga.codegen.rows import Analysis, Pass, Refused, read_args
 from tiga.program import Line, Program, evaluate_size
 from tiga.reference import Run
 from tiga.reference_ops import fold_rows
@@ -41,6 +41,12 @@ def planned(p: Program) -> Planned:
         ready = tuple([prepare(analysis, work) for work in works])
     except Refused as e:
         return Planned(reason=str(e))
+    return Planned(ready, *around(analysis, works))
+
+
+def around(analysis: Analysis, works: Sequence[Pass]) -> tuple[tuple[Line, ...], tuple[Line, ...], frozenset[str]]:
+    """What passes leave to torch: the node lines before them, those after, and what the latter read."""
+    p = analysis.p
     made = {r for work in works for r in (*work.results, *work.stored, *[f.outs[0] for f in work.shared])}
     wanted = {*p.returns, *[r for work in works for r in work.inputs]}
     lines: list[Line] = []
@@ -50,7 +56,7 @@ def planned(p: Program) -> Planned:
             wanted.update(read_args(line))
     early = tuple([line for line in lines if line.outs[0] not in analysis.late])
     late = tuple([line for line in lines if line.outs[0] in analysis.late])
-    return Planned(ready, early, late, frozenset([a for line in late for a in read_args(line)]))
+    return early, late, frozenset([a for line in late for a in read_args(line)])
 
 
 def run(
