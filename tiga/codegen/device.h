@@ -263,7 +263,7 @@ inline void inner(T* s, const T* a, i64 row, const T* b, int D, int rows) {
   for (; m < rows; m++) inner_rows<T, 1, N>(s + m * N, a + m * row, row, b, D);
 }
 
-// total[m][d] += sum over n of weight[m][n] * x[n][d], D a multiple of a vector
+// total[m][d] += sum over n of weight[m][n] * x[n][d]
 template <class T, int R, int N, int K>
 inline void weighted_columns(T* total, i64 wide, const T* weight, const T* x, int D) {
   typedef typename Vector<T>::type V;
@@ -282,7 +282,13 @@ inline void weighted_rows(T* total, i64 wide, const T* weight, const T* x) {
   constexpr int L = LANES<T>, WIDE = L * DEEP;
   int d = 0;
   for (; d + WIDE <= D; d += WIDE) weighted_columns<T, R, N, DEEP>(total + d, wide, weight, x + d, D);
-  for (; d < D; d += L) weighted_columns<T, R, N, 1>(total + d, wide, weight, x + d, D);
+  for (; d + L <= D; d += L) weighted_columns<T, R, N, 1>(total + d, wide, weight, x + d, D);
+  for (; d < D; d++)
+    for (int r = 0; r < R; r++) {
+      T sum = total[r * wide + d];
+      for (int n = 0; n < N; n++) sum += weight[r * N + n] * x[n * D + d];
+      total[r * wide + d] = sum;
+    }
 }
 template <class T, int N, int D>
 inline void weighted(T* total, i64 wide, const T* weight, const T* x, int rows) {

@@ -60,10 +60,9 @@ class Frame(Lines):
 
     def nest(self, openers: list[str], rows: list[str]) -> list[str]:
         """Rows inside loops; an opener of several lines begins with a pragma."""
-        text = [line for opener in openers for line in opener.split("\n")]
-        if openers:
-            text[-1] += " {"
-        return [*text, *indented(rows), *(["}"] if openers else [])]
+        text = [line for opener in openers for line in opener.split("\n")] or [""]
+        text[-1] = (text[-1] + " {").lstrip()
+        return [*text, *indented(rows), "}"]
 
     def over(self, axes: tuple, simd: bool = True, skip: int = 0) -> tuple[list[str], tuple[str, ...]]:
         """Loops over features, but for the last `skip`, and their numbers."""
@@ -74,7 +73,7 @@ class Frame(Lines):
             elif self.size(a) == 1 or k >= len(axes) - skip:
                 idx.append("0")
             else:
-                name = self.name("i")
+                name = self.name("k")
                 openers.append(f"for (int {name} = 0; {name} < {self.size(a)}; {name}++)")
                 idx.append(name)
         if openers and simd:
@@ -88,7 +87,9 @@ class Frame(Lines):
 
     def root(self, line: Line) -> None:
         out = line.outs[0]
-        lead, dtype = self.lead(out), self.dtype(out)
+        lead, dtype, peel = self.lead(out), self.dtype(out), self.peel
+        if lead == 0:  # before all loops
+            self.peel = None
         array = self.new_array("t", dtype, lead, self.axes(out))
         note = f"// {line.op} {' '.join([*line.args, *line.attrs])}"
         rows = {
@@ -98,7 +99,7 @@ class Frame(Lines):
             "cat": self.root_cat,
         }.get(line.op, self.root_map)(line, array)
         self.section(lead).extend([note, *rows])
-        self.arrays[out] = array
+        self.arrays[out], self.peel = array, peel
 
     def root_map(self, line: Line, array: Array) -> list[str]:
         openers, idx = self.loops(array.lead, self.axes(line.outs[0]))
@@ -278,7 +279,7 @@ class Frame(Lines):
         for k, f in enumerate((*work.folds, *work.shared)):
             note, dtype = f"// {f.op} {' '.join([*f.attrs, *f.args])}", compute_dtype(self.dtype(f.outs[0]))
             if f.op == "reduce" and f.attrs[1] == "sum":
-                total = states[k].arrays[0].name if k < len(states) else self.parts(f)
+                total = self.total_of(states[k].arrays[0]) if k < len(states) else self.parts(f)
                 sums.append(Sum(f.args[0], total, dtype, self.axes(f.outs[0]), note))
             else:
                 self.edge += [note, *(self.fold(k, f, states[k]) if k < len(states) else self.total(f))]
@@ -295,17 +296,89 @@ class Frame(Lines):
             raise Refused(f"{self.bytes >> 10} KiB of edge values at once, more than {MOST_BYTES >> 10}")
         return states
 
+    # Sums over all edges, values of edges.
+
+    def total(self, f: Line) -> list[str]:
+        base = self.parts(f)
+        return self.outer(f, base) if f.attrs[1] == "dot" else self.scattered(f, base)
+
+    def outer(self, f: Line, base: str) -> list[str]:
+        """total[o][i] += g[o] x[i]."""
+        g, x = f.args
+        mid = max([self.axes(r)[:-1] for r in (g, x)], key=len)
+        mid = tuple([max([1, *[s[k - len(mid) - 1] for s in (self.shape(g), self.shape(x)) if len(s) > len(mid) - k]])
+                     for k in range(len(mid))])  # fmt: skip
+        openers, idx = self.each(2, mid)
+        into, out, dtype = self.shape(x)[-1], self.shape(g)[-1], compute_dtype(self.dtype(f.outs[0]))
+        outside, inside = Scope(), Scope()
+        a = self.cast(g, self.broadcast(g, (*idx, "o")), dtype, outside)
+        b = self.cast(x, self.broadcast(x, (*idx, "i")), dtype, inside)
+        add = f"{base}[o * {into} + i] += a * {b};"
+        inner = self.nest([f"#pragma omp simd\nfor (int i = 0; i < {into}; i++)"], [*inside.rows, add])
+        rows = [*self.guard(), *outside.rows, f"const {CPP[dtype]} a = {a};", *inner]
+        return self.nest([*openers, f"for (int o = 0; o < {out}; o++)"], rows)
+
+    def scattered(self, f: Line, base: str) -> list[str]:
+        """total[number] += g, where there is such a row."""
+        g, i, _ = f.args
+        shape = self.shape(f.outs[0])
+        axes = (*self.spread(self.axes(g)[: len(self.axes(g)) - len(shape) + 1], self.axes(i)), *self.axes(f.outs[0])[1:])
+        openers, idx = self.each(2, axes)
+        lead = idx[: len(axes) - len(shape) + 1]
+        scope, dtype = Scope(), compute_dtype(self.dtype(f.outs[0]))
+        x = self.cast(g, self.broadcast(g, idx), dtype, scope)
+        at = self.read(i, self.broadcast(i, lead), scope)
+        flat = self.flat(idx[len(lead) :], self.steps(shape[1:]))
+        add = f"if ({at} >= 0 && {at} < {shape[0]}) {base}[i64({at}) * {math.prod(shape[1:])} + {flat}] += {x};"
+        return self.nest(openers, [*self.guard(), *scope.rows, add])
+
+    def spread(self, a: tuple, b: tuple) -> tuple:
+        """Axes that two values have together."""
+        rank = max(len(a), len(b))
+        both = [(1,) * (rank - len(x)) + x for x in (a, b)]
+        return tuple([y if x == 1 else x for x, y in zip(*both)])
+
+    def store_edge(self, ref: str) -> list[str]:
+        openers, idx = self.each(2, self.axes(ref))
+        scope, shape = Scope(), self.shape(ref)
+        out, flat = self.argument("out", "out", ref), self.flat(idx, self.steps(shape))
+        x = self.cast(ref, self.broadcast(ref, idx), self.dtype(ref), scope)
+        return self.nest(openers, [*self.guard(), *scope.rows, f"{out}[{self.edge_number()} * {math.prod(shape)} + {flat}] = {x};"])
+
+    # What the two kinds of loops say.
+
+    def guard(self) -> list[str]:
+        """What leaves out pairs that are no edges."""
+        return []
+
+    def total_of(self, array: Array) -> str:
+        """Where a row's sum begins."""
+        return array.name
+
     def fold(self, k: int, f: Line, state: State) -> list[str]:
         raise NotImplementedError
 
     def sums(self, sums: list[Sum]) -> list[str]:
         raise NotImplementedError
 
-    def total(self, f: Line) -> list[str]:
-        raise NotImplementedError
+    def weighted(self, ref: str, dtype: str) -> tuple[str, str] | None:
+        """(weight, field) of a product of a number an edge, held in an array, and a vector of the other end."""
+        line = self.a.defined.get(ref)
+        if line is None or line.op != "mul" or ref in self.arrays or ref in self.work.inputs:
+            return None
+        for w, x in (line.args, line.args[::-1]):
+            if self.is_vector(x, dtype) and self.arrays.get(w) is not None and self.lies(w, dtype):
+                return w, x
+        return None
 
-    def store_edge(self, ref: str) -> list[str]:
-        raise NotImplementedError
+    def is_vector(self, x: str, dtype: str) -> bool:
+        far = x in self.work.inputs and self.lead(x) == 2 and self.p.types[x].place != "edge"
+        return far and self.dtype(x) == dtype and bool(self.shape(x)) and self.shape(x)[-1] > 1
+
+    def lies(self, w: str, dtype: str) -> bool:
+        """Whether a weight of all edges has no last feature."""
+        array, shape = self.arrays[w], self.shape(w)
+        return array.lead == 2 and array.dtype == dtype and (not shape or shape[-1] == 1)
 
     def parts(self, f: Line) -> str:
         """Where a group keeps its sum over all edges."""
@@ -422,25 +495,8 @@ class Listed(Frame):
             return self.extreme(f, state)
         raise Refused("a user's reducer")
 
-    def weighted(self, ref: str, dtype: str) -> tuple[str, str] | None:
-        """(weight, field) of a product of a number an edge, held in an array, and a vector of the other end."""
-        line = self.a.defined.get(ref)
-        if line is None or line.op != "mul" or ref in self.arrays or ref in self.work.inputs:
-            return None
-        for w, x in (line.args, line.args[::-1]):
-            if self.is_vector(x, dtype) and self.arrays.get(w) is not None and self.lies(w, x, dtype):
-                return w, x
-        return None
-
-    def is_vector(self, x: str, dtype: str) -> bool:
-        far = x in self.work.inputs and self.lead(x) == 2 and self.p.types[x].place != "edge"
-        return far and self.dtype(x) == dtype and bool(self.shape(x)) and self.shape(x)[-1] > 1
-
-    def lies(self, w: str, x: str, dtype: str) -> bool:
-        """Whether a weight, narrow and of all edges, has no last feature."""
-        array, shape = self.arrays[w], self.shape(w)
-        narrow = array.lead == 2 and array.width <= NARROW and array.dtype == dtype
-        return narrow and (not shape or shape[-1] == 1)
+    def lies(self, w: str, dtype: str) -> bool:
+        return super().lies(w, dtype) and self.arrays[w].width <= NARROW
 
     def rows_added(self, weight: Array, ref: str, x: str, total: str, axes: tuple) -> list[str]:
         """total += weight * x, x a field of the other end, vector by vector."""
@@ -487,7 +543,7 @@ class Listed(Frame):
                 simd = f"#pragma omp simd reduction(+ : {names})\n{self.EDGES}"
                 inner += self.nest([simd], [*scope.rows, *[f"s{n} += {x};" for n, x in enumerate(xs)]])
                 inner += [f"{s.total}[{self.flat(at, steps)}] += s{n};" for n, s in enumerate(sums)]
-        return [*rows, *(self.nest(openers, inner) if openers else ["{", *indented(inner), "}"])]
+        return [*rows, *self.nest(openers, inner)]
 
     def softmax(self, k: int, f: Line, state: State) -> list[str]:
         score, value = f.args
@@ -540,55 +596,6 @@ class Listed(Frame):
         flat, largest = self.flat(idx, best.steps), "true" if f.attrs[1] == "max" else "false"
         call = f"tiga::extreme<{CPP[best.dtype]}, {largest}>({x}, {self.edge_number()}, "
         return self.nest([self.EDGES, *openers], [*scope.rows, f"{call}{best.name}[{flat}], {at.name}[{flat}]);"])
-
-    # Sums over all edges, values of edges.
-
-    def total(self, f: Line) -> list[str]:
-        base = self.parts(f)
-        return self.outer(f, base) if f.attrs[1] == "dot" else self.scattered(f, base)
-
-    def outer(self, f: Line, base: str) -> list[str]:
-        """total[o][i] += g[o] x[i]."""
-        g, x = f.args
-        mid = max([self.axes(r)[:-1] for r in (g, x)], key=len)
-        mid = tuple([max([1, *[s[k - len(mid) - 1] for s in (self.shape(g), self.shape(x)) if len(s) > len(mid) - k]])
-                     for k in range(len(mid))])  # fmt: skip
-        openers, idx = self.each(2, mid)
-        into, out, dtype = self.shape(x)[-1], self.shape(g)[-1], compute_dtype(self.dtype(f.outs[0]))
-        outside, inside = Scope(), Scope()
-        a = self.cast(g, self.broadcast(g, (*idx, "o")), dtype, outside)
-        b = self.cast(x, self.broadcast(x, (*idx, "i")), dtype, inside)
-        add = f"{base}[o * {into} + i] += a * {b};"
-        inner = self.nest([f"#pragma omp simd\nfor (int i = 0; i < {into}; i++)"], [*inside.rows, add])
-        rows = [*outside.rows, f"const {CPP[dtype]} a = {a};", *inner]
-        return self.nest([*openers, f"for (int o = 0; o < {out}; o++)"], rows)
-
-    def scattered(self, f: Line, base: str) -> list[str]:
-        """total[number] += g, where there is such a row."""
-        g, i, _ = f.args
-        shape = self.shape(f.outs[0])
-        axes = (*self.spread(self.axes(g)[: len(self.axes(g)) - len(shape) + 1], self.axes(i)), *self.axes(f.outs[0])[1:])
-        openers, idx = self.each(2, axes)
-        lead = idx[: len(axes) - len(shape) + 1]
-        scope, dtype = Scope(), compute_dtype(self.dtype(f.outs[0]))
-        x = self.cast(g, self.broadcast(g, idx), dtype, scope)
-        at = self.read(i, self.broadcast(i, lead), scope)
-        flat = self.flat(idx[len(lead) :], self.steps(shape[1:]))
-        add = f"if ({at} >= 0 && {at} < {shape[0]}) {base}[i64({at}) * {math.prod(shape[1:])} + {flat}] += {x};"
-        return self.nest(openers, [*scope.rows, add])
-
-    def spread(self, a: tuple, b: tuple) -> tuple:
-        """Axes that two values have together."""
-        rank = max(len(a), len(b))
-        both = [(1,) * (rank - len(x)) + x for x in (a, b)]
-        return tuple([y if x == 1 else x for x, y in zip(*both)])
-
-    def store_edge(self, ref: str) -> list[str]:
-        openers, idx = self.each(2, self.axes(ref))
-        scope, shape = Scope(), self.shape(ref)
-        out, flat = self.argument("out", "out", ref), self.flat(idx, self.steps(shape))
-        x = self.cast(ref, self.broadcast(ref, idx), self.dtype(ref), scope)
-        return self.nest(openers, [*scope.rows, f"{out}[{self.edge_number()} * {math.prod(shape)} + {flat}] = {x};"])
 
     # The whole.
 

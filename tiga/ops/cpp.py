@@ -16,6 +16,7 @@ from tiga import passes, relations
 from tiga.codegen import launch_cpp
 from tiga.codegen.emit_cpp import Listed, Source
 from tiga.codegen.rows import Analysis, Pass, Refused
+from tiga.codegen.tiles_cpp import OTHERS, Tiled
 from tiga.ops.rows import _Rows, around
 from tiga.program import Line, Program, evaluate_size
 from tiga.types import DTYPES, NAMES, compute_dtype
@@ -24,7 +25,7 @@ LEAST = 1 << 22
 """Numbers at edges, from which on seconds of a compiler are soon won back: a call on torch takes tens of milliseconds."""
 WHEN = {"always": 0, "never": math.inf}
 """TIGA_CPP=always or never, instead."""
-GROUPS = 256  # of rows, a thread at a time
+GROUPS = 1024  # of rows, a thread at a time
 PARTS = 16 << 20  # bytes of sums over all edges, of all groups
 
 
@@ -84,7 +85,8 @@ def at_edges(p: Program, tensors: Sequence[Tensor], ints: Sequence[int]) -> int:
 @functools.lru_cache(4096)
 def source(analysis: Analysis, work: Pass, shapes: tuple, forms: tuple) -> Source:
     passes.ran("emit-cpp")
-    return Listed(analysis, work, shapes, dict(forms)).source()
+    kind = Listed if analysis.p.kind == "csr" else Tiled
+    return kind(analysis, work, shapes, dict(forms)).source()
 
 
 class _Cpp(_Rows):
@@ -150,9 +152,16 @@ class _Cpp(_Rows):
             (self.here if p.types[ref].place == "dst" else self.fields)[ref] = x
 
     def other(self, what: str, ref: str) -> Tensor:
+        """A field in another order: a matrix transposed, or tiles of rows."""
+        t = self.held(ref)
         if what == "transposed":
-            return self.held(ref).t().contiguous()
-        raise AssertionError(what)
+            return t.t().contiguous()
+        count = -(-t.shape[0] // OTHERS)
+        padded = t.new_zeros((count * OTHERS, *t.shape[1:]))
+        padded[: t.shape[0]] = t
+        if what == "columns":
+            return padded.reshape(count, OTHERS, math.prod(t.shape[1:])).transpose(1, 2).contiguous()
+        return padded.reshape(count, OTHERS, math.prod(t.shape[1:-1]), t.shape[-1]).transpose(1, 2).contiguous()
 
 
 @dataclass(frozen=True)
@@ -168,18 +177,37 @@ class Lists:
 
 
 def direction(p: Program, ints: tuple, relation: tuple, work: Pass) -> Lists:
+    """What a pass reads of the relation: lists of the other end, or the intervals of the rows as they are stored."""
+    turned = (work.owner == "dst") == p.reverse
     if p.kind != "csr":
-        raise Refused(f"a {p.kind} relation")
+        return spans(p, ints, relation, turned)
     rowptr, col = relation[:2]
     number = relation[2] if len(relation) > 2 else None
-    num_far = ints[1]
-    if (work.owner == "dst") == p.reverse:
+    if turned:
         rowptr, col, number = torch.ops.tiga.csr_transpose(rowptr, col, number, ints[1])
-        num_far = ints[0]
     tensors = {"rowptr": rowptr.contiguous(), "col": col.contiguous()}
     if number is not None:
         tensors["number_of"] = number.contiguous()
-    return Lists(tensors, num_far, col.shape[0])
+    return Lists(tensors, ints[0] if turned else ints[1], col.shape[0])
+
+
+def spans(p: Program, ints: tuple, relation: tuple, turned: bool) -> Lists:
+    """Intervals of each stored row; where sources own the sums, of each tile of rows what any and what all reach."""
+    count = -(-ints[0] // OTHERS) * OTHERS
+    found = relations.row_intervals(p.kind, ints, relation, 0, ints[0], "cpu")
+    tensors: dict[str, Tensor] = {}
+    for k, ends in enumerate(found):
+        for name, t in zip(("start", "stop"), ends):
+            tensors[name + str(k)] = torch.cat([t, t.new_zeros(count - ints[0])])
+    tensors["offsets"] = relations.edge_offsets(p.kind, ints, relation, "cpu")
+    if turned:
+        starts, stops = ([tensors[n + str(k)].reshape(-1, OTHERS) for k in range(len(found))] for n in ("start", "stop"))
+        empty = [a >= b for a, b in zip(starts, stops)]
+        far = relations.UNBOUNDED
+        tensors["low"] = torch.stack([a.masked_fill(e, far).amin(1) for a, e in zip(starts, empty)]).amin(0)
+        tensors["high"] = torch.stack([b.masked_fill(e, -1).amax(1) for b, e in zip(stops, empty)]).amax(0)
+        tensors["inner_low"], tensors["inner_high"] = starts[0].amax(1), stops[0].amin(1)
+    return Lists(tensors, ints[0] if turned else ints[1], 0)
 
 
 def together(t: Tensor, shared: bool) -> Tensor:
