@@ -1,7 +1,6 @@
-"""Programs as C++ on the CPU: CASES against the oracle, forward, gradients and twice; what stays with torch, and why."""
+"""Programs as C++ on the CPU: CASES against the oracle, gradients and twice; what stays with torch."""
 
 import pytest
-import test_cases
 import torch
 from cases import CASES, tensors
 from test_cases import assert_same, moved

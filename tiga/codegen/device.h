@@ -249,9 +249,12 @@ inline void inner_rows(T* s, const T* a, i64 row, const T* b, int D) {
   constexpr int L = LANES<T>, WIDE = N < L * DEEP ? N : L * DEEP, K = WIDE / L;
   for (int n = 0; n < N; n += WIDE) {
     V sum[R][K] = {};
-    for (int d = 0; d < D; d++)
+    for (int d = 0; d < D; d++) {
+      V each[K];
+      for (int k = 0; k < K; k++) each[k] = load(b + d * N + n + k * L);
       for (int r = 0; r < R; r++)
-        for (int k = 0; k < K; k++) sum[r][k] += a[r * row + d] * load(b + d * N + n + k * L);
+        for (int k = 0; k < K; k++) sum[r][k] += a[r * row + d] * each[k];
+    }
     for (int r = 0; r < R; r++)
       for (int k = 0; k < K; k++) store(s + r * N + n + k * L, sum[r][k]);
   }
@@ -271,9 +274,12 @@ inline void weighted_columns(T* total, i64 wide, const T* weight, const T* x, in
   V sum[R][K];
   for (int r = 0; r < R; r++)
     for (int k = 0; k < K; k++) sum[r][k] = load(total + r * wide + k * L);
-  for (int n = 0; n < N; n++)
+  for (int n = 0; n < N; n++) {
+    V each[K];
+    for (int k = 0; k < K; k++) each[k] = load(x + n * D + k * L);
     for (int r = 0; r < R; r++)
-      for (int k = 0; k < K; k++) sum[r][k] += weight[r * N + n] * load(x + n * D + k * L);
+      for (int k = 0; k < K; k++) sum[r][k] += weight[r * N + n] * each[k];
+  }
   for (int r = 0; r < R; r++)
     for (int k = 0; k < K; k++) store(total + r * wide + k * L, sum[r][k]);
 }

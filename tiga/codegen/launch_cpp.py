@@ -10,6 +10,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,18 @@ def compiler() -> str:
 
 @functools.cache
 def identity() -> tuple[str, tuple[str, ...]]:
-    """What a library depends on beside its text: compiler and processor; and the flags that serve here."""
-    for flags in FLAGS:
+    """What a library depends on beside its text: compiler and processor; and the flags that serve here.
+
+    "" where there is no compiler, or none that runs.
+    """
+    for flags in FLAGS if compiler() else ():
         command = [compiler(), *flags, "-x", "c++", "-E", "-v", "-"]
+        # in the root: clang names the folder it was started in
         done = subprocess.run(command, input="", capture_output=True, text=True, cwd="/")
         if done.returncode == 0:
             # what -march=native stands for is printed with the command that the driver would run
-            return "\n".join([line for line in done.stderr.splitlines() if "cc1" in line or "version" in line]), flags
-    raise Refused(f"the compiler {compiler()} does not run")
+            return "\n".join([x for x in done.stderr.splitlines() if "cc1" in x or "version" in x]), flags
+    return "", ()
 
 
 def folder() -> Path:
@@ -56,6 +61,7 @@ def function_name(text: str) -> str:
 
 
 _functions: dict[str, Any] = {}
+_failed: dict[str, str] = {}
 
 
 def load(texts: tuple[str, ...]) -> None:
@@ -63,11 +69,18 @@ def load(texts: tuple[str, ...]) -> None:
     new = tuple([t for t in dict.fromkeys(texts) if t not in _functions])
     if not new:
         return
-    if not compiler():
-        raise Refused("there is no C++ compiler")
+    if not identity()[0]:
+        raise Refused("no C++ compiler: neither CXX nor c++, g++ and clang++ on the path run")
     header = DEVICE.read_text(encoding="utf-8")
     whole = "\n\n".join([header, "using tiga::i64;", *[t.replace(NAME, function_name(t)) for t in new]]) + "\n"
-    library = ctypes.CDLL(str(built(whole)))
+    if whole in _failed:
+        raise Refused(_failed[whole])
+    try:
+        library = ctypes.CDLL(str(built(whole)))
+    except (Refused, OSError) as e:  # tried once: a second time would cost as long
+        _failed[whole] = f"the C++ compiler failed: {e}"
+        warnings.warn(f"tiga: {_failed[whole]}. This program runs on torch operations.", stacklevel=2)
+        raise Refused(_failed[whole]) from None
     for t in new:
         function = getattr(library, function_name(t))
         function.argtypes, function.restype = [ctypes.c_void_p] * 3 + [ctypes.c_int64], None
@@ -89,7 +102,7 @@ def built(whole: str) -> Path:
         command = [compiler(), *BASIC, *flags, str(source), "-o", str(made)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            raise Refused(f"the C++ compiler failed: {done.stderr.strip()[-500:]}")
+            raise Refused(done.stderr.strip()[-500:])
         passes.ran("compile-cpp")
         os.replace(source, where / f"{key}.cpp")
         os.replace(made, library)

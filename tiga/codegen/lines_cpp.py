@@ -374,7 +374,16 @@ class Lines:
     def far_field(self, ref: str, flat: str) -> str:
         raise NotImplementedError
 
-    def loops(self, lead: int, axes: tuple, narrow: bool = False) -> tuple[list[str], tuple[str, ...]]:
+    def loops(self, lead: int, axes: tuple) -> tuple[list[str], tuple[str, ...]]:
+        """Loops over all that a value has, the innermost of vectors, and its feature numbers in them."""
+        raise NotImplementedError
+
+    def each(self, lead: int, axes: tuple, skip: int = 0) -> tuple[list[str], tuple[str, ...]]:
+        """Loops without vectors over all but the last `skip` features: bodies have vectors of their own."""
+        raise NotImplementedError
+
+    def filled(self, array: Array, start: str) -> list[str]:
+        """Every row's features set to a number."""
         raise NotImplementedError
 
 
@@ -405,4 +414,3 @@ def power(args: list[str], exponent: str) -> str:
     if number is not None and number == int(number) and 1 <= number <= 4:
         return " * ".join([x] * int(number))
     return {0.5: f"std::sqrt({x})", -1.0: f"1 / {x}", -2.0: f"1 / ({x} * {x})"}.get(number, "") if number else ""
-

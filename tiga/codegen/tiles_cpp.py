@@ -1,9 +1,9 @@
 """C++ source of a pass over an implicit relation: blocks of rows in parallel, tiles of BN others, vectors of pairs.
 
-An edge value of a tile is [features][BM rows][BN others]. Fields of the other end come twice as they are needed: with
-others beside each other (`columns`), for what is computed pair by pair, and with features beside each other (`vectors`),
-for weighted sums. A tile of edges alone has no mask. In others a mask says which pairs are edges, and what are none
-neither enter a sum nor multiply anything that does.
+An edge value of a tile is [features][BM rows][BN others]. Fields of the other end come as they are needed: others
+beside each other (`columns`) for what is computed pair by pair, features beside each other (`vectors`) for weighted
+sums. A tile of edges alone has no mask. In others a mask says which pairs are edges: what are none enter no sum, and no
+product.
 """
 
 from __future__ import annotations
@@ -11,19 +11,23 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tiga.codegen.emit_cpp import HEAD, PARALLEL, Frame, Source, State, Sum, indented
+from tiga.codegen.emit_cpp import HEAD, PARALLEL, Frame, Source, State, Sum
 from tiga.codegen.lines_cpp import CPP, Array, Scope
+from tiga.codegen.roots_cpp import indented
 from tiga.codegen.rows import Refused
 from tiga.program import Line
+from tiga.types import DTYPES
 
 OTHERS = 64
-ROWS = 32
+ROWS = (32, 8, 2)
+"""Rows of a block: fewer where their arrays would not fit."""
 AXIS_WISE = {"sum", "amax", "amin", "part", "slice", "unslice", "cat"}
 
 
 class Tiled(Frame):
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, *arguments: Any, rows: int = ROWS[0]) -> None:
         super().__init__(*arguments)
+        self.rows = rows
         self.tile: dict[str, str] = {}  # pointers into a tile of others
         self.peel = next((a for f in self.work.folds for a in self.axes(f.outs[0]) if self.peels(a)), None)
 
@@ -52,8 +56,8 @@ class Tiled(Frame):
     # Where things are.
 
     def declare(self, array: Array) -> None:
-        count = (1, ROWS, ROWS * OTHERS)[array.lead] * array.width
-        self.bytes += count * 8
+        count = (1, self.rows, self.rows * OTHERS)[array.lead] * array.width
+        self.bytes += count * DTYPES[array.dtype].itemsize
         place = self.once if array.lead == 0 else self.declared
         place.append(f"alignas(64) {CPP[array.dtype]} {array.name}[{count}];")
 
@@ -89,7 +93,7 @@ class Tiled(Frame):
     TILE = "for (int m = 0; m < rows; m++)"
     PAIRS = "#pragma omp simd\nfor (int n = 0; n < BN; n++)"
 
-    def loops(self, lead: int, axes: tuple, narrow: bool = False) -> tuple[list[str], tuple[str, ...]]:
+    def loops(self, lead: int, axes: tuple) -> tuple[list[str], tuple[str, ...]]:
         openers, idx = self.over(axes, lead < 2)
         if lead == 2:
             return [*openers, self.TILE, self.PAIRS], idx
@@ -152,7 +156,9 @@ class Tiled(Frame):
         else:
             flat = self.flat(self.broadcast(a, full), self.steps(self.shape(a)))
             row = f"{self.pointer(a)} + first * {self.stride(a)} + {flat}, {self.stride(a)}"
-        columns = f"{self.others(b, 'columns')} + ({self.flat(self.broadcast(b, full), self.steps(self.shape(b)))}) * BN"
+        columns = (
+            f"{self.others(b, 'columns')} + ({self.flat(self.broadcast(b, full), self.steps(self.shape(b)))}) * BN"
+        )
         call = f"tiga::inner<{CPP[dtype]}, BN>({array.name} + ({self.flat(idx, array.steps)}) * BM * BN, "
         self.section(2).extend([f"// inner {a} {b}", *self.nest(openers, [f"{call}{row}, {columns}, {size}, rows);"])])
         self.arrays[out] = array
@@ -177,7 +183,8 @@ class Tiled(Frame):
         raise Refused("a user's reducer")
 
     def sums(self, sums: list[Sum]) -> list[str]:
-        rows, alike = [], {}
+        rows: list[str] = []
+        alike: dict[tuple, list[Sum]] = {}
         for s in sums:
             pair = self.weighted(s.ref, s.dtype)
             same = pair is not None and self.shape(pair[1])[-1:] == tuple([self.size(a) for a in s.axes[-1:]])
@@ -196,7 +203,9 @@ class Tiled(Frame):
         w = f"{weight.name} + ({self.flat(self.broadcast(ref, idx), weight.steps)}) * BM * BN"
         shape = (*self.shape(x)[:-1], 1)
         v = f"{self.others(x, 'vectors')} + ({self.flat(self.broadcast(x, idx), self.steps(shape))}) * BN * {size}"
-        some = f"tiga::weighted_some<{kind}, BN, {size}>({name} + m * {width} + {flat}, {w} + m * BN, {v}, live + m * BN);"
+        some = (
+            f"tiga::weighted_some<{kind}, BN, {size}>({name} + m * {width} + {flat}, {w} + m * BN, {v}, live + m * BN);"
+        )
         return self.nest(
             openers,
             [
@@ -328,7 +337,7 @@ class Tiled(Frame):
         blocks = "for (i64 block = blocks * group / groups; block < blocks * (group + 1) / groups; block++)"
         group = ["alignas(64) unsigned char mask[BM * BN];", *self.declared, *self.nest([blocks], block)]
         whole = [
-            f"constexpr int BM = {ROWS}, BN = {OTHERS};",
+            f"constexpr int BM = {self.rows}, BN = {OTHERS};",
             *self.bound(),
             "alignas(64) unsigned char ones[BM * BN];",
             "std::memset(ones, 1, sizeof ones);",

@@ -14,15 +14,16 @@ from torch import Tensor
 
 from tiga import passes, relations
 from tiga.codegen import launch_cpp
-from tiga.codegen.emit_cpp import Listed, Source
+from tiga.codegen.emit_cpp import Source, TooWide
 from tiga.codegen.rows import Analysis, Pass, Refused
-from tiga.codegen.tiles_cpp import OTHERS, Tiled
+from tiga.codegen.rows_cpp import Listed
+from tiga.codegen.tiles_cpp import OTHERS, ROWS, Tiled
 from tiga.ops.rows import _Rows, around
 from tiga.program import Line, Program, evaluate_size
 from tiga.types import DTYPES, NAMES, compute_dtype
 
 LEAST = 1 << 22
-"""Numbers at edges, from which on seconds of a compiler are soon won back: a call on torch takes tens of milliseconds."""
+"""Numbers at edges from which on a compiler's seconds are soon won back: on torch they take tens of milliseconds."""
 WHEN = {"always": 0, "never": math.inf}
 """TIGA_CPP=always or never, instead."""
 GROUPS = 1024  # of rows, a thread at a time
@@ -73,87 +74,88 @@ def run(
 def at_edges(p: Program, tensors: Sequence[Tensor], ints: Sequence[int]) -> int:
     """Edges times the widest value that one holds: what torch would materialise."""
     count = relations.num_edges(p.kind, tuple(ints), tuple(tensors[len(p.operands) :]))
-    shapes = tuple([tuple(t.shape) for t in tensors])
-    widths = [
-        math.prod([evaluate_size(s, shapes, p.operands) for s in t.sizes])
-        for t in p.types.values()
-        if t.place == "edge"
-    ]
-    return count * max([1, *widths])
+    return count * widest(
+        p, tuple([t.shape if o.place == "shared" else t.shape[1:] for o, t in zip(p.operands, tensors)])
+    )
+
+
+@functools.lru_cache(4096)
+def widest(p: Program, features: tuple) -> int:
+    shapes = tuple([f if o.place == "shared" else (0, *f) for o, f in zip(p.operands, features)])
+    edges = [t.sizes for t in p.types.values() if t.place == "edge"]
+    return max([1, *[math.prod([evaluate_size(s, shapes, p.operands) for s in sizes]) for sizes in edges]])
 
 
 @functools.lru_cache(4096)
 def source(analysis: Analysis, work: Pass, shapes: tuple, forms: tuple) -> Source:
     passes.ran("emit-cpp")
-    kind = Listed if analysis.p.kind == "csr" else Tiled
-    return kind(analysis, work, shapes, dict(forms)).source()
+    if analysis.p.kind == "csr":
+        return Listed(analysis, work, shapes, dict(forms)).source()
+    for rows in ROWS:
+        try:
+            return Tiled(analysis, work, shapes, dict(forms), rows=rows).source()
+        except TooWide:
+            if rows == ROWS[-1]:
+                raise
+    raise AssertionError
 
 
 class _Cpp(_Rows):
     def __init__(self, p: Program, tensors: Any, ints: Any, scalars: Any, outputs: list[Tensor], plan: Planned) -> None:
         super().__init__(p, tensors, ints, scalars, outputs, plan)  # type: ignore[arg-type]
-        features = tuple(
-            [s if o.place == "shared" else (0, *s[1:]) for o, s in zip(p.operands, self.shapes)]
-        )
-        self.directions = [direction(p, self.ints, self.relation, work) for work in plan.works]
-        self.sources = [
-            source(plan.analysis, work, features, lists.forms()) for work, lists in zip(plan.works, self.directions)
-        ]
-        launch_cpp.load(tuple([s.text for s in self.sources]))
+        assert plan.analysis is not None
+        features = tuple([s if o.place == "shared" else (0, *s[1:]) for o, s in zip(p.operands, self.shapes)])
+        self.calls = []
+        for work in plan.works:
+            lists = direction(p, self.ints, self.relation, work)
+            self.calls.append((work, source(plan.analysis, work, features, lists.forms()), lists))
+        launch_cpp.load(tuple([made.text for _, made, _ in self.calls]))
 
     def run(self) -> None:
         for line in self.plan.early:
             self.node(line)
-        for work, made, lists in zip(self.plan.works, self.sources, self.directions):
+        for work, made, lists in self.calls:
             self.visit_edges(work, made, lists)
-        passes.launched("launch-cpp", tuple([s.text for s in self.sources]))
+        passes.launched("launch-cpp", tuple([made.text for _, made, _ in self.calls]))
         for line in self.plan.late:
             self.node(line)
         self.store()
 
-    def visit_edges(self, work: Pass, made: Source, lists: Any) -> None:
-        p = self.p
+    def visit_edges(self, work: Pass, made: Source, lists: Lists) -> None:
         rows = self.num_dst if work.owner == "dst" else self.num_src
-        kept: list[Tensor] = []
+        outs = {ref: self.result(ref, rows) for ref in work.results}
+        # an edge that no row holds is visited by nobody
+        outs.update({ref: self.outputs[self.p.returns.index(ref)].zero_() for ref in work.stored})
+        sums = {f.outs[0]: self.zeros(f.outs[0]) for f in work.shared}
+        size = sum([x.numel() * x.element_size() for x in sums.values()])
+        groups = max(1, min(GROUPS, PARTS // max(1, size), rows))
+        parts = {ref: x.new_zeros((groups, *x.shape)) for ref, x in sums.items()}
+        counts = {"num_rows": rows, "num_far": lists.num_far, "num_edges": lists.num_edges, "groups": groups}
+        rows_of = {ref: self.together(ref) for _, what, ref in made.arguments if what in ("field", "row")}
+        known: dict[str, Any] = {"field": rows_of, "out": outs, "parts": parts, "list": lists.tensors}
         tensors: list[Tensor] = []
         ints: list[int] = []
         numbers: list[float] = []
-        outs = {ref: self.result(ref, rows) for ref in work.results}
-        outs.update({ref: self.outputs[p.returns.index(ref)].zero_() for ref in work.stored})
-        size = sum([math.prod(self.zeros(f.outs[0]).shape) * 8 for f in work.shared])
-        groups = max(1, min(GROUPS, PARTS // max(1, size), rows))
-        parts = {
-            f.outs[0]: torch.zeros((groups, *(z := self.zeros(f.outs[0])).shape), dtype=z.dtype) for f in work.shared
-        }
-        fields: dict[str, Tensor] = {}
-
-        def field(ref: str) -> Tensor:
-            if ref not in fields:
-                fields[ref] = together(self.held(ref), p.types[ref].place == "shared")
-            return fields[ref]
-
-        counts = {"num_rows": rows, "num_far": lists.num_far, "num_edges": lists.num_edges, "groups": groups}
-        for name, what, ref in made.arguments:
+        for _, what, ref in made.arguments:
             if what == "scalar":
                 numbers.append(self.numbers[ref])
-            elif what == "int":
-                ints.append(counts[ref])
-            elif what == "row":
-                ints.append(field(ref).stride(0))
+            elif what in ("int", "row"):
+                ints.append(counts[ref] if what == "int" else rows_of[ref].stride(0))
             else:
-                tensors.append(
-                    field(ref) if what == "field" else outs[ref] if what == "out" else parts[ref]
-                    if what == "parts" else lists.tensors[ref] if what == "list" else self.other(what, ref)
-                )
+                tensors.append(known[what][ref] if what in known else self.turned(what, ref))
         launch_cpp.call(made.text, tensors, ints, numbers, torch.get_num_threads())
-        for ref, x in parts.items():
-            self.fields[ref] = x.sum(0)
+        self.fields.update({ref: x.sum(0) for ref, x in parts.items()})
         for ref, x in outs.items():
-            (self.here if p.types[ref].place == "dst" else self.fields)[ref] = x
+            (self.here if self.p.types[ref].place == "dst" else self.fields)[ref] = x
 
-    def other(self, what: str, ref: str) -> Tensor:
-        """A field in another order: a matrix transposed, or tiles of rows."""
-        t = self.held(ref)
+    def together(self, ref: str) -> Tensor:
+        """A field whose features lie beside each other, in rows that may lie anywhere."""
+        t = self.held(ref).to(DTYPES[compute_dtype(self.p.types[ref].dtype)])
+        return t if self.p.types[ref].place != "shared" and t[:1].is_contiguous() else t.contiguous()
+
+    def turned(self, what: str, ref: str) -> Tensor:
+        """A field in another order: a matrix transposed, or the rows of each tile, others or features last."""
+        t = self.held(ref).to(DTYPES[compute_dtype(self.p.types[ref].dtype)])
         if what == "transposed":
             return t.t().contiguous()
         count = -(-t.shape[0] // OTHERS)
@@ -201,16 +203,12 @@ def spans(p: Program, ints: tuple, relation: tuple, turned: bool) -> Lists:
             tensors[name + str(k)] = torch.cat([t, t.new_zeros(count - ints[0])])
     tensors["offsets"] = relations.edge_offsets(p.kind, ints, relation, "cpu")
     if turned:
-        starts, stops = ([tensors[n + str(k)].reshape(-1, OTHERS) for k in range(len(found))] for n in ("start", "stop"))
+        starts, stops = (
+            [tensors[n + str(k)].reshape(-1, OTHERS) for k in range(len(found))] for n in ("start", "stop")
+        )
         empty = [a >= b for a, b in zip(starts, stops)]
         far = relations.UNBOUNDED
         tensors["low"] = torch.stack([a.masked_fill(e, far).amin(1) for a, e in zip(starts, empty)]).amin(0)
         tensors["high"] = torch.stack([b.masked_fill(e, -1).amax(1) for b, e in zip(stops, empty)]).amax(0)
         tensors["inner_low"], tensors["inner_high"] = starts[0].amax(1), stops[0].amin(1)
     return Lists(tensors, ints[0] if turned else ints[1], 0)
-
-
-def together(t: Tensor, shared: bool) -> Tensor:
-    """The features of a row beside each other; rows where they are."""
-    wide = t.contiguous() if shared or not t[:1].is_contiguous() else t
-    return wide
