@@ -129,7 +129,7 @@ def status(name: str) -> int:
     return int(next(line for line in lines if line.startswith(name)).split()[1])
 
 
-def measure(work: Work, repeats: int) -> list[str]:
+def measure(work: Work, repeats: int, clock: Callable[[], float]) -> list[str]:
     first, times = None, {(name, kind): float("inf") for name in work.ways for kind in ("forward", "both")}
     memory: dict[str, float] = {}
     for way in work.ways.values():
@@ -145,10 +145,10 @@ def measure(work: Work, repeats: int) -> list[str]:
     for _ in range(repeats):
         for name, way in work.ways.items():
             for kind, call in (("forward", way), ("both", lambda way=way: step(way, work.inputs))):
-                start = time.perf_counter()
+                start = clock()
                 with torch.set_grad_enabled(kind == "both"):
                     call()
-                times[name, kind] = min(times[name, kind], (time.perf_counter() - start) * 1e3)
+                times[name, kind] = min(times[name, kind], (clock() - start) * 1e3)
     return [
         f"| {work.title} | {name} | {times[name, 'forward']:.1f} | {times[name, 'both']:.1f} | {memory[name]:.0f} |"
         for name in work.ways
@@ -159,9 +159,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small works, to try the command out")
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--shared", action="store_true", help="others use the machine: processor time of one thread")
     parser.add_argument("--out", help="folder of the dated table")
     options = parser.parse_args()
     torch.manual_seed(0)
+    if options.shared:
+        torch.set_num_threads(1)
+    clock = time.process_time if options.shared else time.perf_counter
+    what = "processor time" if options.shared else "time"
     small = 8 if options.quick else 1
     works = [
         lambda: gatv2(20_000 // small, 300_000 // small),
@@ -173,14 +178,14 @@ def main() -> None:
         f"# C++ on the CPU, {datetime.date.today()}",
         "",
         f"{os.cpu_count()} {platform.machine()} cores, {torch.get_num_threads()} threads, torch {torch.__version__}. "
-        f"`python -m benchmarks.cpu`; float32; milliseconds, the least of {options.repeats} turns.",
+        f"`python -m benchmarks.cpu{' --shared' * options.shared}`; float32; milliseconds of {what}, the least of {options.repeats} turns.",
         "",
         "| work | way | forward | forward + backward | MiB |",
         "|---|---|---|---|---|",
     ]
     print("\n".join(text), flush=True)
     for make in works:
-        rows = measure(make(), options.repeats)
+        rows = measure(make(), options.repeats, clock)
         text += rows
         print("\n".join(rows), flush=True)
     if options.out:
