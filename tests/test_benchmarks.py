@@ -16,7 +16,6 @@ TINY = Setting("cpu", 12, 1)
 NAMES = (
     "mesh, 16 x 32, float16",
     "published GAT, 512 nodes, 8 features, hidden 16",
-    "hub, dot, bfloat16",
 )
 
 
