@@ -3,7 +3,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 EXAMPLES = ["tqdm", "matplotlib", "ase"]
-PEERS, DOCS = ["transformers>=5"], ["mkdocs-material>=9.5"]
+PEERS, DOCS = ["transformers>=5", "torch-geometric", "scipy"], ["mkdocs-material>=9.5"]
 
 setup(
     name="tiga",

@@ -36,7 +36,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a table; bars: what its plot shows, TFLOP/s (forward, backward) by name."""
+    """One line of a table; bars: what its plot shows, by name, in its two panels."""
 
     cells: tuple[str, ...]
     bars: dict[str, tuple[float, float]] = field(default_factory=dict)

@@ -1,10 +1,9 @@
 """Trains an attention potential on forces of copper-nickel clusters: second derivatives through the positions.
 
 The energy of an atom is read from softmax attention over its neighbours within a cutoff and from the log of the
-softmax's total (a log density); forces are minus its gradient, and the loss on forces differentiates that again. The
-forces to learn are EMT's, from ASE. A run of 600 steps or more fails unless the error on held-out clusters is below a
-third of predicting zero's, a shorter one unless it is below that; each fails unless a force agrees with a finite
-difference of the energy.
+softmax's total (a log density); forces, to learn from ASE's EMT, are minus its gradient, and their loss differentiates
+that again. A run of 600 steps or more fails unless the error on held-out clusters is below a third of predicting
+zero's, a shorter one unless it is below that; each fails unless a force agrees with a difference of energies.
 """
 
 import argparse
@@ -44,8 +43,7 @@ class Neighbours(tg.MessagePassing):
 class Potential(nn.Module):
     def __init__(self):
         super().__init__()
-        self.kind, self.value = nn.Embedding(2, KINDS), nn.Embedding(2, HEADS)
-        self.neighbours = Neighbours()
+        self.kind, self.value, self.neighbours = nn.Embedding(2, KINDS), nn.Embedding(2, HEADS), Neighbours()
         self.energy = nn.Sequential(nn.Linear(2 * HEADS + KINDS, 32), nn.SiLU(), nn.Linear(32, 1))
 
     def forward(self, positions, nickel, batch):
@@ -58,8 +56,7 @@ class Potential(nn.Module):
 
     def forces(self, positions, nickel, batch):
         positions = positions.detach().requires_grad_()
-        energy = self(positions, nickel, batch)
-        return -torch.autograd.grad(energy, positions, create_graph=True)[0]
+        return -torch.autograd.grad(self(positions, nickel, batch), positions, create_graph=True)[0]
 
 
 def cluster(random):
@@ -78,19 +75,13 @@ def pack(clusters):
     return (positions, nickel, batch), forces
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=STEPS)
-    args = parser.parse_args()
-    torch.manual_seed(0)
-    random = np.random.default_rng(0)
-    taught, held_out = ([cluster(random) for _ in range(count)] for count in (TAUGHT, HELD_OUT))
-
+def train(steps, taught, random):
+    """A potential, and its error on forces (eV/A) at every step."""
     model, errors = Potential().to(device), []
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
-    for _ in (bar := trange(args.steps)):
-        inputs, wanted = pack([taught[i] for i in random.integers(TAUGHT, size=BATCH)])
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for _ in (bar := trange(steps)):
+        inputs, wanted = pack([taught[i] for i in random.integers(len(taught), size=BATCH)])
         loss = (model.forces(*inputs) - wanted).square().mean()
         optimizer.zero_grad()
         loss.backward()
@@ -98,7 +89,16 @@ def main() -> None:
         schedule.step()
         errors.append(loss.item() ** 0.5)
         bar.set_postfix(error=errors[-1])
+    return model, errors
 
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=STEPS)
+    args, random = parser.parse_args(), np.random.default_rng(0)
+    torch.manual_seed(0)
+    taught, held_out = ([cluster(random) for _ in range(count)] for count in (TAUGHT, HELD_OUT))
+    model, errors = train(args.steps, taught, random)
     inputs, wanted = pack(held_out)
     error, zero = (x.square().mean().sqrt().item() for x in (model.forces(*inputs) - wanted, wanted))
     positions, nickel, batch = pack(held_out[:1])[0]

@@ -21,6 +21,7 @@ _POINTERS = {
     torch.int64: "*i64",
     torch.int32: "*i32",
     torch.bool: "*i1",
+    torch.uint8: "*u8",
 }
 
 
@@ -43,10 +44,16 @@ def compile_for(fn, args, options, capability, number="fp32"):
 
     signature, constants, hints = {}, {}, {}
     for k, (name, parameter, value) in enumerate(zip(fn.arg_names, fn.params, args)):
-        if parameter.is_constexpr or (type(value) is int and value == 1 and not parameter.do_not_specialize):
+        if (
+            parameter.is_constexpr
+            or value is None
+            or (type(value) is int and value == 1 and not parameter.do_not_specialize)
+        ):
             constants[name], signature[name] = value, "constexpr"
         elif isinstance(value, torch.Tensor):
-            signature[name], hints[(k,)] = _POINTERS[value.dtype], [["tt.divisibility", 16]]
+            signature[name] = _POINTERS[value.dtype]
+            if not parameter.do_not_specialize_on_alignment:
+                hints[(k,)] = [["tt.divisibility", 16]]
         elif isinstance(value, float):
             signature[name] = number
         else:

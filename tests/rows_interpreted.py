@@ -6,12 +6,12 @@ import oracle
 import pytest
 import test_cases
 import torch
-from cases import CASES, Attention, Max, NetScore, tensors
+from cases import CASES, Attention, Case, Max, NetScore, tensors
 from test_cases import assert_same
 from torch.nn.functional import leaky_relu
 
 import tiga as tg
-from tiga import passes
+from tiga import passes, preparation
 from tiga.codegen import launch_rows, plan_rows
 from tiga.ops import rows
 from tiga.parser import parse
@@ -56,17 +56,23 @@ def fields(rows, *features, count=1, dtype=torch.float64):
     return made[0] if count == 1 else made
 
 
+def bare(graph):
+    """The same graph as if nothing had been prepared: its lists are made anew, of the split that a test asks for."""
+    return tg.Graph(graph.kind, graph.ints, graph.tensors, graph._positions)
+
+
+GRAPH = Case.graph.fget
 LISTED = [case for case in CASES if case.graph.kind == "csr"]
 
 
 @pytest.mark.parametrize("case", LISTED, ids=str)
 def test_case(case, monkeypatch):
     """Values and gradients of first and second order; rows of more than two edges are cut, but for the hub's."""
-    monkeypatch.setattr(plan_rows, "SPLIT", 256 if case.relation == "hub" else 2)
+    monkeypatch.setattr(preparation, "SPLIT", 256 if case.relation == "hub" else 2)
     module, arguments = test_cases.moved(case, torch.float64)
     inputs = tensors(arguments, module)
     found = []
-    for outputs in (case.run(module, arguments), case.oracle(module, arguments)):
+    for outputs in (case.run(module, arguments, bare(case.graph)), case.oracle(module, arguments)):
         known = [torch.where(x.isfinite(), x, 0.0) for x in outputs]
         found.append([*outputs, *gradients(known, inputs, again=case.small)])
     assert_same(*found)
@@ -74,7 +80,8 @@ def test_case(case, monkeypatch):
 
 @pytest.mark.parametrize("case", [case for case in LISTED if case.small], ids=str)
 def test_error_is_that_of_plain_torch(case, monkeypatch):
-    monkeypatch.setattr(plan_rows, "SPLIT", 2)
+    monkeypatch.setattr(preparation, "SPLIT", 2)
+    monkeypatch.setattr(Case, "graph", property(lambda case: bare(GRAPH(case))))
     test_cases.test_error_is_that_of_plain_torch(case, torch.bfloat16)
 
 
@@ -88,7 +95,7 @@ def test_edge_counts(count, dtype):
 
 @pytest.mark.parametrize("split", [3, 16])
 def test_a_hub_is_the_same_in_pieces(split, monkeypatch):
-    monkeypatch.setattr(plan_rows, "SPLIT", split)
+    monkeypatch.setattr(preparation, "SPLIT", split)
     pairs = [(e % 6, 2) for e in range(41)] + [(1, 0), (4, 4), (4, 4)]  # rows 1 and 3 are empty
     graph, edges = listed(pairs)
     x, y, att = fields(6, 2, 3), fields(5, 2, 3), fields(2, 3)
@@ -100,7 +107,7 @@ def test_a_hub_is_the_same_in_pieces(split, monkeypatch):
 
 
 def test_largest_with_ties_and_nan_in_pieces(monkeypatch):
-    monkeypatch.setattr(plan_rows, "SPLIT", 3)
+    monkeypatch.setattr(preparation, "SPLIT", 3)
     pairs = [(e % 6, 2) for e in range(20)] + [(1, 0)]
     graph, edges = listed(pairs)
     x, y = fields(6, 3), torch.ones(5, 3, dtype=torch.float64)
@@ -114,7 +121,7 @@ def test_largest_with_ties_and_nan_in_pieces(monkeypatch):
 
 
 def test_a_network_in_pieces(monkeypatch):
-    monkeypatch.setattr(plan_rows, "SPLIT", 3)
+    monkeypatch.setattr(preparation, "SPLIT", 3)
     graph, edges = listed([(e % 6, 2) for e in range(11)] + [(1, 0), (5, 4)])
     module = NetScore().double()
     assert_same(*both(module, graph, edges, {"x": fields(6, 3)}, {"x": fields(5, 3)}, again=True))
@@ -157,7 +164,7 @@ def test_entries_outside_the_graph_are_no_edges():
     x, y, rowptr, col = torch.randn(4, 3), torch.ones(3, 3), torch.tensor([0, 3, 3, 5]), torch.tensor([0, 9, 1, -1, 2])
     graph = tg.Graph.from_csr(rowptr, col.clamp(0, 3), 4)
     call = Scaled().lower(graph, src={"x": x}, dst={"y": y})
-    spoiled = [*call.tensors[:-1], col]
+    spoiled = [col if t is graph.tensors[1] else t for t in call.tensors]
     (out,) = torch.ops.tiga.propagate(call.program, spoiled, call.ints, call.scalars)
     torch.testing.assert_close(out, torch.stack([x[0] + x[1], torch.zeros(3), x[2]]))
 
@@ -176,7 +183,8 @@ def test_no_record_keeps_a_tensor():
     graph, edges = listed([(0, 0), (1, 0), (2, 1)])
     x, y, att = fields(6, 2, 3), fields(5, 2, 3), fields(2, 3)
     both(Gat(), graph, edges, {"x": x}, {"x": y}, {"att": att})
-    values = [v for record in launch_rows._records.values() for call in record.calls for v in call.values]
+    calls = [call for record in launch_rows._records.values() for call in (record.main, record.merge) if call]
+    values = [v for call in calls for v in call.values]
     assert values and not any(isinstance(v, torch.Tensor) for v in values)
 
 

@@ -270,8 +270,8 @@ def test_relation_arguments():
     assert_expected_inline(
         golden(lambda: run([x, rowptr.float(), col], scalars=(), text=text)),
         """\
-tiga::propagate: a csr relation's tensors are lists of int32 or int64; one is torch.float32 with 1
-    dimensions.""",
+tiga::propagate: a csr relation's tensors are lists of int32 or int64; rowptr is torch.float32 with
+    1 dimensions.""",
     )
     # rows that were never checked: what does not exist is no edge
     assert run([x, torch.tensor([0, 9, -4]), torch.tensor([7, 2])], scalars=(), text=text)[0].tolist() == [1.0, 0.0]

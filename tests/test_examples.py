@@ -1,4 +1,4 @@
-"""Every example runs and checks itself: the five programs whole, the two trainings in few steps."""
+"""Every example runs and checks itself: the five programs whole, the others in few steps."""
 
 import os
 import subprocess
@@ -17,6 +17,8 @@ RUNS = {
     "gat_edge_attention.py": ([], None, "largest difference"),
     "train_char_lm.py": (["--steps", "10"], "train_char_lm.png", "held out: "),
     "train_forces.py": (["--steps", "30"], "train_forces.png", "held out: "),
+    "train_gat_debian.py": (["--small"], "train_gat_debian.png", "sorted rightly"),
+    "molecular_dynamics.py": (["--small"], "molecular_dynamics.png", "energy drift: "),
 }
 
 

@@ -65,6 +65,17 @@ class Normalised(tg.MessagePassing):
         return weight / self.total(weight)
 
 
+class JoinedNetwork(tg.MessagePassing):
+    reducer = tg.sum()
+
+    def __init__(self):
+        super().__init__()
+        self.net = tg.nn.trace(torch.nn.Linear(4, 3))
+
+    def edge(self, src, dst, edge):
+        return self.reducer(self.net(src.x, dst.x))
+
+
 class Own(tg.Reducer):
     identity = 0.0
 
@@ -189,9 +200,10 @@ no call has been recorded. Call the module once, outside torch.compile and torch
 backend: cpu
 provider: torch@TORCH
 lowering: composite-listed
-passes: trace, augment, verify, check, interpret-listed, adjoint
+passes: trace, hoist, augment, verify, check, interpret-listed, adjoint
 provider cache key: torch@TORCH | cpu | tiga@TIGA | HASH
 remark: [planning] csr relation is listed: col and rowptr by destination
+remark: [planning] a product with joined features was split: that of src.x, dst.x is made once a node
 remark: [planning] 10 pairs in 1 range, at most 10 at once, planned for 64 elements each
 remark: [planning] edge values take at most 2.5 KiB at once (limit 64.0 MiB, however many edges)
 remark: [autograd] the gradient is programs too: operands and results of folds are kept, edge values are computed again
@@ -325,6 +337,12 @@ def own_reducer():
     return module
 
 
+def network():
+    module = JoinedNetwork()
+    module(graph=LISTED, src={"x": torch.ones(3, 2)}, dst={"x": torch.ones(3, 2)})
+    return module
+
+
 LARGE = tg.Graph.dense(12)
 PRODUCTS = ("inner-products-as-matmul", "weighted-sums-as-matmul")
 CALLS = {
@@ -335,6 +353,7 @@ CALLS = {
     under_vmap: {"trace", "batch", "verify", "check", "interpret-blocked"},
     forward_mode: {"trace", "augment", "tangent", "verify", "check", "interpret-blocked"},
     two_passes: {"trace", "split", "verify", "check", "interpret-listed"},
+    network: {"trace", "hoist", "verify", "check", "interpret-listed"},
     own_reducer: {"trace", "verify", "check", "interpret-listed", "segment-scan"},
 }
 

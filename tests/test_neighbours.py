@@ -1,6 +1,9 @@
 """Neighbour searches against the table of all distances."""
 
 import itertools
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -9,6 +12,7 @@ import tiga as tg
 from tiga import neighbours
 
 Graph = tg.Graph
+HERE = os.path.dirname(os.path.abspath(__file__))
 inf, nan = float("inf"), float("nan")
 
 
@@ -172,3 +176,20 @@ REFUSED = [
 def test_refuses_with_name_number_and_remedy(call, words):
     with pytest.raises((tg.TigaError, TypeError), match=words):
         call()
+
+
+def test_kernels_under_the_interpreter():
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "interpreted",
+        "neighbours_interpreted.py",
+        "--rootdir",
+        HERE,
+    ]
+    env = dict(os.environ, PYTHONPATH=os.pathsep.join([HERE, *sys.path]))
+    run = subprocess.run([*command, "-c", os.devnull], cwd=HERE, env=env, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stdout[-3000:]

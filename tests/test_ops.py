@@ -43,6 +43,8 @@ def samples():
     nodes = torch.rand(6, 3, generator=torch.Generator().manual_seed(0))
     yield "radius", (nodes, 0.6)
     yield "radius", (nodes.clone().requires_grad_(), 0.6, ints(0, 0, 1, 1, 0, 1), True, 5)
+    yield "radius_periodic", (nodes, 0.6, torch.eye(3))
+    yield "radius_periodic", (nodes, 0.6, torch.eye(3).expand(2, 3, 3), ints(0, 0, 1, 1, 0, 1), True, 99)
     yield "knn", (nodes, 2)
     yield "knn", (nodes, 2, ints(0, 0, 1, 1, 0, 1).int())
     for dtype in INTEGERS:
@@ -71,6 +73,7 @@ DEFINED = (
     "segment_softmax",
     "edge_softmax",
     "radius",
+    "radius_periodic",
     "knn",
     "coo_to_csr",
     "csr_transpose",

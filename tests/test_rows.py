@@ -13,9 +13,10 @@ from torch import nn
 from torch.nn.functional import leaky_relu
 
 import tiga as tg
+from tiga import preparation
 from tiga.adjoint import adjoint, augment
-from tiga.codegen import launch_rows, plan_rows
-from tiga.codegen.plan_rows import Plan, plans, split_of
+from tiga.codegen import launch_rows
+from tiga.codegen.plan_rows import Bucket, Plan, bucket, plans
 from tiga.ops import rows
 from tiga.ops.propagate import allocate
 from tiga.parser import parse
@@ -43,7 +44,7 @@ class Network(tg.MessagePassing):
 
 def graph(n=4096, degree=8):
     edge = torch.arange(n * degree)
-    return tg.Graph.from_edge_index(torch.stack([edge * 7 % n, edge * 5 % n]), n, n)
+    return tg.Graph.from_edge_index(torch.stack([edge * 7 % n, edge * 5 % n]), n, n).prepare()
 
 
 def gat(dtype=torch.float32, heads=4, width=32, n=4096):
@@ -145,7 +146,7 @@ def test_a_row_too_wide_says_why():
 
 
 def test_plans_fill_a_warp_with_what_an_edge_reads():
-    best = lambda *arguments: plans(*arguments)[0]
+    best = lambda *arguments: plans(*arguments[:3], bucket(arguments[3], int(arguments[3] * arguments[4])))[0]
     assert best(512, 128, 0, 170_000, 7.0) == Plan(1, 8, 1)  # float32, 4 heads of 32: one edge's vector is a warp's
     assert best(256, 128, 0, 170_000, 7.0) == Plan(1, 8, 1)  # bfloat16: half a warp's, two edges at once
     assert best(256, 128, 0, 170_000, 3.0) == Plan(2, 4, 1)  # of rows with few edges two
@@ -156,8 +157,9 @@ def test_plans_fill_a_warp_with_what_an_edge_reads():
 
 
 def test_plans_do_not_follow_edge_counts():
-    assert len({tuple(plans(512, 128, 0, n, e / n)) for n, e in ((170_000, 1_200_000), (170_001, 1_234_567))}) == 1
-    assert [split_of(e) for e in (0, 100_000, 2_000_000, 20_000_000, 10**9)] == [256, 256, 256, 4096, 4096]
+    assert {bucket(n, e) for n, e in ((170_000, 1_200_000), (170_001, 1_234_567))} == {Bucket(32, 8)}
+    split = [preparation.split_of(e) for e in (0, 100_000, 2_000_000, 20_000_000, 10**9)]
+    assert split == [256, 256, 256, 2441, 4096]
 
 
 # Machine code, without a GPU.
@@ -167,12 +169,12 @@ def chosen(text, tensors, ints, scalars, capability, monkeypatch):
     """(plan, registers, spilled bytes, barriers) of each kernel that would be launched, merges included."""
     found = {}
 
-    def made(source, plan, grid, named, numbers, sizes, device):
-        values = launch_rows.arguments(source, plan, named, numbers, sizes)[0]
+    def made(source, plan, named, constants, sizes, device):
+        values = launch_rows.arguments(source, plan, named, constants, sizes, device)[0]
         kernel = compile_for(launch_rows.load(source.text), values, {"num_warps": plan.warps}, capability, "fp64")
         registers, spilled = used(kernel)
         found[source] = (plan, registers, spilled, kernel.asm["ptx"].count("bar.sync"))
-        return launch_rows.Call(lambda grid, values: None, grid, [], (), spilled)
+        return launch_rows.Call(lambda grid, values: None, [], (), spilled)
 
     monkeypatch.setattr(launch_rows, "made", made)
     monkeypatch.setattr(launch_rows, "_records", {})
@@ -194,8 +196,7 @@ STANDARD = [
 @pytest.mark.parametrize("lower, dtype, most", STANDARD, ids=str)
 def test_registers_spills_and_barriers(lower, dtype, most, capability, monkeypatch):
     """4 heads of 32, by ptxas: one plan, no spill, and no barrier but those of an edge's few narrow values."""
-    call = lower(dtype)
-    monkeypatch.setattr(plan_rows, "SPLIT", 1 << 20)  # no merges: these are asked below
+    call = lower(dtype)  # without merges, which are asked below
     found = [
         chosen(*arguments, capability, monkeypatch)
         for arguments in ((augment(call.program), call.tensors, call.ints, call.scalars), backward(call))
@@ -213,3 +214,52 @@ def test_others_compile_without_spills(lower, dtype, monkeypatch):
         *chosen(*backward(call), 90, monkeypatch),
     ]
     assert len(found) > 3 and all(spilled == 0 for _, _, spilled, _ in found), found
+
+
+# Launch geometry that was asked for.
+
+
+def asked(block_e, num_warps):
+    net = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 1))
+    module = Network(3, 4)
+    module.net = tg.nn.trace(net, block_e, num_warps)
+    x = torch.randn(4096, 3)
+    return module.lower(graph(4096), src={"x": x}, dst={"x": x})
+
+
+def test_what_a_network_asks_for_is_tried_first(monkeypatch):
+    """In the program's text, so in the gradient's too; without it the text is as before."""
+    usual = asked(None, None)
+    assert " launch" not in usual.program
+    texts, found = {}, []
+    made = lambda source, plan, *a: found.append(plan) or launch_rows.Call(print, [], (), 0)
+    monkeypatch.setattr(launch_rows, "made", made)
+    monkeypatch.setattr(launch_rows.Call, "__call__", lambda *a: None)
+    monkeypatch.setattr(launch_rows, "_records", {})
+    for block_e, num_warps in ((32, 2), (64, None), (None, 8)):
+        call = asked(block_e, num_warps)
+        texts[block_e] = call.program
+        want = (block_e or 0, num_warps or 0)
+        assert call.program.split("\n")[0].endswith(f" launch {want[0]} {want[1]}")
+        for arguments in ((call.program, call.tensors, call.ints, call.scalars), backward(call)):
+            assert parse(arguments[0]).launch == want
+            found.clear()
+            p = parse(arguments[0])
+            assert rows.run(p, *arguments[1:], allocate(p, arguments[1], arguments[2])) == ""
+            for plan in found:
+                assert plan.rows * plan.block_e == (block_e or plan.rows * plan.block_e)
+                assert plan.warps == (num_warps or plan.warps)
+    assert len(set(texts.values())) == 3
+
+
+def test_geometry_that_no_program_has_is_refused():
+    for block_e, num_warps, words in (
+        (3, None, "block_e=3"),
+        (1 << 17, None, "at most 65536"),
+        (None, 64, "at most 32"),
+    ):
+        with pytest.raises(tg.TigaError, match=words):
+            tg.nn.trace(nn.Linear(2, 2), block_e, num_warps)
+    for words in ("launch 3 1", "launch 8", "launch 8 64", "launch 8 x"):
+        with pytest.raises(tg.TigaError):
+            parse(asked(None, None).program.replace("csr 10", "csr 10 " + words, 1))

@@ -1,5 +1,6 @@
 """The tiles skeleton: CASES through its kernels under Triton's interpreter, refusals, kernels compiled with no GPU."""
 
+import itertools
 import os
 import re
 import subprocess
@@ -14,6 +15,7 @@ import tiga as tg
 from tiga.adjoint import adjoint, augment
 from tiga.codegen import kernels
 from tiga.codegen.launch import Call
+from tiga.codegen.plan import Plan, plans
 from tiga.ops import tiles
 from tiga.parser import parse
 
@@ -113,6 +115,14 @@ def test_refusals_of_the_cases():
         if why:
             reasons.setdefault(why, []).append(case.name)
     assert set(reasons) <= {"a user's reducer", "linear on the edge"}, reasons
+
+
+def test_plans_give_every_warp_owners_that_exist():
+    """By Triton's products of 64 owners and more: 16 a warp."""
+    for width, itemsize, sums, rows in itertools.product((16, 64, 128, 256, 512), (2, 4), (1, 2, 3), (1, 64, 5000)):
+        assert all(p.block_m < 64 or p.warps * 16 <= p.block_m for p in plans(width, itemsize, sums, rows))
+    with pytest.raises(ValueError, match="8 warps for 64 owners: at most 4"):
+        Plan(64, 32, 8, 2)
 
 
 COMPILED = [

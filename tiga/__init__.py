@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from tiga import functions_linear as functions_linear
 from tiga import functions_nn as functions_nn
 from tiga import functions_shape as functions_shape
 from tiga import ops as ops
+from tiga.calibrate import calibrate_prune
 from tiga.errors import TigaError, TraceError
 from tiga.graph import Graph
 from tiga.message_passing import MessagePassing
@@ -20,6 +22,7 @@ __all__ = [
     "Reducer",
     "TigaError",
     "TraceError",
+    "calibrate_prune",
     "flex_attention",
     "integrations",
     "jit",
@@ -29,7 +32,9 @@ __all__ = [
     "nn",
     "online_softmax",
     "ops",
+    "program",
     "sum",
+    "tune",
 ]
 
 
@@ -40,11 +45,19 @@ def jit(fn: Any) -> Any:
     return torch.compile(fn, fullgraph=True)
 
 
-def __getattr__(name: str) -> Any:
-    import importlib
+program = jit  # type: ignore[assignment]  # the submodule of this name is imported by its full name
+_LATER = {  # imported when first asked for
+    "flex_attention": "tiga.flex",
+    "integrations": "tiga.integrations",
+    "nn": "tiga.nn",
+    "tune": "tiga.codegen.tuning",
+}
 
-    if name in ("integrations", "nn"):
-        return importlib.import_module("tiga." + name)
-    if name == "flex_attention":
-        return importlib.import_module("tiga.flex").flex_attention
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        import importlib
+
+        module = importlib.import_module(_LATER[name])
+        return module if name == _LATER[name].rpartition(".")[2] else getattr(module, name)
     raise AttributeError(f"module 'tiga' has no attribute {name!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from tiga import layouts
 from tiga.errors import TigaError
 from tiga.parser import parse
 from tiga.passes import PASSES, Record, Run, derived_from
+from tiga.reducers import PRUNED
 from tiga.relations import is_implicit
 
 KERNEL_LEVELS = ("iter", "kernel", "ttir", "ttgir", "ptx")
@@ -151,7 +153,7 @@ def last_variant(module: Any) -> Variant:
     if variants is None:
         raise TigaError(f"{type(module).__name__}: {_NOT_CALLED}")
     name, programs, device, record = variants.last
-    names = record.names.union(*[run.names for run in record.runs])
+    names = record.names.union(*[run.names for run in record.runs], ["hoist"] if _hoisted(programs) else [])
     return Variant(name, programs, device, tuple(record.runs), frozenset(names), variants.hits, variants.misses)
 
 
@@ -217,15 +219,22 @@ def _remarks(v: Variant) -> list[str]:
             "The warning at the first call says why"
         )
     found.append(_relation(v.programs[0]))
+    found += [f"[planning] {text}" for program in v.programs for text in _pruned(program)]
     if len(v.programs) > 1:
         found.append(
             f"[planning] {len(v.programs)} programs, each a pass over the edges: an edge value reads a finished fold"
+        )
+    once = _hoisted(v.programs)
+    if once:
+        found.append(
+            f"[planning] a product with joined features was split: that of {', '.join(once)} is made once a node"
         )
     for number, run in enumerate(v.runs):
         which = f"program {number + 1}: " if len(v.runs) > 1 else ""
         found.extend(["[planning] " + which + text for text in _visits(run)])
     if "segment-scan" in v.names:
         found.append(f"[planning] {PASSES['segment-scan']}: one step for each edge of the longest segment")
+    found.extend(["[fusion] when compiled, " + text for text in _fused(v)])
     if "adjoint" in v.passes:
         found.append(
             "[autograd] the gradient is programs too: operands and results of folds are kept, "
@@ -234,11 +243,36 @@ def _remarks(v: Variant) -> list[str]:
     return found
 
 
+def _hoisted(programs: tuple[str, ...]) -> list[str]:
+    """What of one node is multiplied by its own columns of a matrix, by how the programs write it."""
+    found = []
+    for p in map(parse, programs):
+        for line in p.lines:
+            if line.op == "linear" and p.types[line.outs[0]].place in ("src", "dst"):
+                cut = p.definitions.get(line.args[1])
+                found += [line.args[0]] if cut is not None and cut.op == "slice" else []
+    return found
+
+
+def _pruned(program: str) -> list[str]:
+    lines = [line for line in parse(program).reduces() if line.attrs[1] in PRUNED]
+    return [
+        f"tiles of {line.args[3]} x {line.args[4]} are skipped by {PRUNED[line.attrs[1]]}: last_report says which"
+        for line in lines
+    ]
+
+
 def _relation(program: str) -> str:
     kind = parse(program).kind
     if is_implicit(kind):
         return f"[planning] {kind} relation remained implicit: no edge is listed"
     return f"[planning] {kind} relation is listed: col and rowptr by destination"
+
+
+def _fused(v: Variant) -> list[str]:
+    """What was said of these programs' neighbours where this process has compiled them with Inductor."""
+    fusion = sys.modules.get("tiga.inductor.fusion")
+    return [] if fusion is None else [text for program in v.programs for text in fusion.notes(program)]
 
 
 def _visits(run: Run) -> list[str]:

@@ -52,9 +52,9 @@ def _number(edge: Fields) -> Any:
 
 def _displacement(edge: Fields) -> Any:
     tracer = edge.__tracer__
-    (i, i_name), (j, j_name) = tracer.positions
+    (i, i_name), (j, j_name), (shift, shift_name) = tracer.positions
     i, j = tracer.capture(i, i_name, "dst", "position"), tracer.capture(j, j_name, "src", "position")
-    return j - i
+    return j - i if shift is None else j - i + tracer.capture(shift, shift_name, "edge", "position")
 
 
 def _distance(edge: Fields) -> Any:
@@ -63,7 +63,7 @@ def _distance(edge: Fields) -> Any:
 
 
 NUMBERED = {"number": _number}
-PLACED = {**NUMBERED, "displacement": _displacement, "distance": _distance}  # displacement = pos_src - pos_dst
+PLACED = {**NUMBERED, "displacement": _displacement, "distance": _distance}  # displacement = pos_src - pos_dst + shift
 
 
 def places(tracer: Tracer, src: dict, dst: dict, edge: dict, provided: dict, forms: tuple) -> tuple:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from tiga.errors import TraceError
 from tiga.functions import FUNCTIONS, dim_of, meaning
-from tiga.functions_nn import fold_features
 from tiga.types import NAMES, is_one
 
 
@@ -300,37 +299,6 @@ def _like(value: float) -> Any:
 
 
 FUNCTIONS["zeros_like"], FUNCTIONS["ones_like"], FUNCTIONS["full_like"] = _like(0.0), _like(1.0), _like(0.0)
-
-
-@meaning("linear")
-def _linear(t: Any, x: Any, weight: Any, bias: Any = None) -> Any:
-    if not hasattr(x, "builder") or hasattr(weight, "builder"):
-        raise TraceError("linear with a traced weight. Multiply and sum instead: (x.unsqueeze(-2) * weight).sum(-1).")
-    if not x.type.sizes or x.type.sizes[-1] != weight.shape[-1]:
-        raise TraceError(
-            f"linear of features {tuple(x.type.sizes)} with a weight {tuple(weight.shape)}: "
-            f"the last feature size must be {weight.shape[-1]}."
-        )
-    out = (
-        t.emit("linear", (x, weight))
-        if weight.dim() == 2
-        else t.emit("linear", (x, weight.unsqueeze(0))).emit("squeeze", "-1")
-    )
-    return out if bias is None else out + bias
-
-
-@meaning("matmul")
-def _matmul(t: Any, x: Any, other: Any) -> Any:
-    if not hasattr(x, "builder"):
-        raise TraceError(
-            "matmul(tensor, traced value) is ambiguous under a compiler. "
-            "Write torch.nn.functional.linear(x, weight), or torch.matmul(x, weight)."
-        )
-    if hasattr(other, "builder"):
-        raise TraceError("matmul of two traced values. Multiply and sum instead: (a * b).sum(-1).")
-    if other.dim() <= 2:
-        return _linear(t, x, other.mT if other.dim() == 2 else other)
-    return fold_features(t, "sum", x.emit("unsqueeze", "-1") * other, -2, False)
 
 
 @meaning("embedding")

@@ -9,9 +9,9 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from tiga import graph_algebra, graph_build, graph_text, neighbours, relations
+from tiga import graph_algebra, graph_build, graph_text, neighbours, periodic, preparation, relations
 from tiga.errors import TigaError
-from tiga.graph_checks import number, size
+from tiga.graph_checks import can_read, number, size
 
 
 class Graph:
@@ -24,16 +24,20 @@ class Graph:
     given. While compiling, exporting or capturing nothing is read: a row that does not exist then counts as no
     edge.
 
+    Listed kinds on a device with kernels are made with what kernels read beside the list (`prepare`): work lists, and,
+    where gradients are recorded, the list by source.
+
     >>> import tiga as tg
     >>> tg.Graph.triangular(3).to_mask().int().tolist()
     [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
     """
 
-    __slots__ = ("__weakref__", "_device", "_positions", "ints", "kind", "reversed", "tensors")
+    __slots__ = ("__weakref__", "_device", "_positions", "ints", "kind", "prepared", "reversed", "tensors")
 
     kind: str
     ints: tuple[Any, ...]
     tensors: tuple[Tensor, ...]
+    prepared: tuple[Tensor, ...]
     reversed: bool
     _positions: tuple[Tensor, ...]
     _device: str | None
@@ -46,10 +50,12 @@ class Graph:
         positions: tuple[Tensor, ...] = (),
         reversed: bool = False,
         device: str | None = None,
+        prepared: tuple[Tensor, ...] = (),
     ) -> None:
         # Unchecked: pytree rebuilds graphs with leaves that are not sizes or tensors.
-        # positions: (), one tensor for both ends, or (of destinations, of sources), in the base orientation.
-        for name, value in zip(_FIELDS, (kind, ints, tensors, positions, reversed, device)):
+        # positions: (), one tensor for both ends, or (of destinations, of sources), in the base orientation; with
+        # what images add to their difference, by the edges' numbers, as a third
+        for name, value in zip(_FIELDS, (kind, ints, tensors, positions, reversed, device, prepared)):
             object.__setattr__(self, name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -78,8 +84,13 @@ class Graph:
         """(of destinations, of sources), or None; normally the same tensor twice."""
         if not self._positions:
             return None
-        dst, src = self._positions[0], self._positions[-1]
+        dst, src = self._positions[0], self._positions[:2][-1]
         return (src, dst) if self.reversed else (dst, src)
+
+    @property
+    def shift(self) -> Tensor | None:
+        """What edge.displacement is beside pos_src - pos_dst, (num_edges, dim); None without periodic cells."""
+        return self._positions[2] if len(self._positions) == 3 else None
 
     @property
     def device(self) -> torch.device | None:
@@ -159,14 +170,17 @@ class Graph:
     def from_edge_index(edge_index: Any, num_src: int | None = None, num_dst: int | None = None) -> Graph:
         """{(edge_index[1, e], edge_index[0, e])}: row 0 sources, row 1 destinations, as in PyG; edge e has number e.
 
-        edge_index: (2, num_edges) integers, in any order, repeated pairs are separate edges. Sizes default to
-        the largest row + 1. Sorted by destination, stably; stores num_dst + 1 + 2 num_edges integers.
+        edge_index: (2, num_edges) integers, in any order, repeated pairs are separate edges; or PyG's EdgeIndex,
+        Data or Batch, which bring their sizes. Sizes default to the largest row + 1. Sorted by destination, stably;
+        stores num_dst + 1 + 2 num_edges integers.
 
         >>> import tiga as tg
         >>> tg.Graph.from_edge_index([[0, 2], [1, 0]], num_src=3, num_dst=2).to_mask().int().tolist()
         [[0, 0, 1], [1, 0, 0]]
         """
-        return Graph(*graph_build.from_edge_index(edge_index, num_src, num_dst))
+        return Graph(*graph_build.from_edge_index(edge_index, num_src, num_dst)).ready(
+            num_src is None or num_dst is None
+        )
 
     @staticmethod
     def from_csr(rowptr: Any, col: Any, num_src: int | None = None, num_dst: int | None = None) -> Graph:
@@ -179,11 +193,30 @@ class Graph:
         >>> tg.Graph.from_csr([0, 1, 3], [2, 0, 1]).to_mask().int().tolist()
         [[0, 0, 1], [1, 1, 0]]
         """
-        return Graph(*graph_build.from_csr(rowptr, col, num_src, num_dst))
+        return Graph(*graph_build.from_csr(rowptr, col, num_src, num_dst)).ready(num_src is None)
+
+    @staticmethod
+    def from_sparse(matrix: Any) -> Graph:
+        """{(i, j): matrix[i, j] is stored}: rows are destinations, as in PyG's adj_t; edge e is the e-th stored entry.
+
+        matrix: (num_dst, num_src, ...), a torch sparse tensor (CSR, CSC, COO) or a scipy sparse matrix. Its values are
+        no part of the graph: give them as an edge field, which has their order (of scipy's other formats the order
+        of matrix.tocsr()). Entries that are stored are edges, zeros as well.
+
+        >>> import tiga as tg, torch
+        >>> tg.Graph.from_sparse(torch.tensor([[0.0, 2.0], [0.0, 0.0]]).to_sparse_csr()).to_mask().int().tolist()
+        [[0, 1], [0, 0]]
+        """
+        return Graph(*graph_build.from_sparse(matrix))
 
     @staticmethod
     def radius(
-        positions: Tensor, cutoff: float, batch: Any = None, loop: bool = False, max_neighbors: int | None = None
+        positions: Tensor,
+        cutoff: float,
+        batch: Any = None,
+        loop: bool = False,
+        max_neighbors: int | None = None,
+        cell: Any = None,
     ) -> Graph:
         """{(i, j): |x_j - x_i| <= cutoff, j != i unless loop, batch[i] == batch[j]}, ordered by (i, j).
 
@@ -193,6 +226,11 @@ class Graph:
         graph keeps positions, so that edge.displacement = x_j - x_i and edge.distance are differentiable in
         them. NaN positions or cutoff raise.
 
+        cell: (dim, dim), rows the periods a_k, zeros for none (ASE's cell, where pbc), or one for each number in
+        batch. Then an edge is (i, j, n), n integers: |x_j - x_i + sum_k n_k a_k| <= cutoff, ordered by (i, j, n), and
+        edge.displacement is that sum, differentiable in the cell too. Images of i itself are no loops. Nodes may
+        lie outside of their box, and the cutoff reach over several.
+
         >>> import tiga as tg, torch
         >>> tg.Graph.radius(torch.tensor([[0.0], [1.0], [3.0]]), 1.0).to_mask().int().tolist()
         [[0, 1, 0], [1, 0, 0], [0, 0, 0]]
@@ -201,9 +239,16 @@ class Graph:
         cutoff = neighbours.check_cutoff(cutoff)
         if max_neighbors is not None:
             max_neighbors = size(max_neighbors, "max_neighbors", "Graph.radius")
-        search = torch.ops.tiga.radius if torch.compiler.is_compiling() else neighbours.radius_edges
+        sizes, compiling = (positions.shape[0], positions.shape[0]), torch.compiler.is_compiling()
+        if cell is not None:
+            cell = periodic.check_cell(cell, positions, batch)
+            find = torch.ops.tiga.radius_periodic if compiling else periodic.periodic_edges
+            rowptr, col, image = find(positions.detach(), cutoff, cell.detach(), batch, loop, max_neighbors)
+            shift = periodic.shift(rowptr, image, cell, batch, positions.dtype)
+            return Graph("csr", sizes, (rowptr, col), (positions, positions, shift)).ready(True)
+        search = torch.ops.tiga.radius if compiling else neighbours.radius_edges
         rowptr, col = search(positions.detach(), cutoff, batch, loop, max_neighbors)
-        return Graph("csr", (positions.shape[0], positions.shape[0]), (rowptr, col), (positions,))
+        return Graph("csr", sizes, (rowptr, col), (positions,)).ready(True)
 
     @staticmethod
     def knn(positions: Tensor, k: int, batch: Any = None) -> Graph:
@@ -219,7 +264,7 @@ class Graph:
         k = size(k, "k", "Graph.knn")
         search = torch.ops.tiga.knn if torch.compiler.is_compiling() else neighbours.knn_edges
         rowptr, col = search(positions.detach(), k, batch)
-        return Graph("csr", (positions.shape[0], positions.shape[0]), (rowptr, col), (positions,))
+        return Graph("csr", (positions.shape[0], positions.shape[0]), (rowptr, col), (positions,)).ready(True)
 
     @staticmethod
     def cat(graphs: Iterable[Graph]) -> Graph:
@@ -250,7 +295,10 @@ class Graph:
         [[1, 1], [0, 1]]
         """
         if self.kind == "csr":
-            return Graph(*graph_algebra.transposed(self), self._positions[::-1])
+            positions, turned = _turned(self._positions), preparation.turned(self.tensors, self.prepared)
+            if turned is not None:
+                return Graph("csr", self.ints[::-1], turned[0], positions, prepared=turned[1])
+            return Graph(*graph_algebra.transposed(self), positions).ready(False)
         return Graph(self.kind, self.ints, self.tensors, self._positions, not self.reversed, self._device)
 
     def to_mask(self) -> Tensor:
@@ -259,12 +307,45 @@ class Graph:
 
     def to_csr(self) -> Graph:
         """The same edges, listed by destination, with the same numbers."""
-        return self if self.kind == "csr" else Graph(*graph_algebra.to_csr(self), self._used_positions())
+        if self.kind == "csr":
+            return self
+        return Graph(*graph_algebra.to_csr(self), self._used_positions()).ready(False)
 
     def to(self, device: Any) -> Graph:
-        """The same graph with its tensors and positions on `device`."""
+        """The same graph with its tensors, positions and prepared lists on `device`."""
         tensors, positions = (tuple(t.to(device) for t in group) for group in (self.tensors, self._positions))
-        return Graph(self.kind, self.ints, tensors, positions, self.reversed, _device_name(device))
+        prepared = preparation.moved(self.tensors, self.prepared, tensors)
+        there = Graph(self.kind, self.ints, tensors, positions, self.reversed, _device_name(device), prepared)
+        return there.ready(self.device is not None and self.device.type == "cpu")
+
+    def prepare(self, undirected: bool | None = None) -> Graph:
+        """The same edges, with the lists that kernels read: work lists by destination and by source, CSR by source.
+
+        Of a graph that is listed (others are returned as they are). Constructors make what they can foresee: all of
+        it on a device with kernels, but the lists by source where no gradient is recorded. A graph that lacks a list
+        is given it at every call, so prepare a graph that was built under no_grad before it is trained. Lists made
+        without reading a value have a static, padded length; outside compilation and capture one read fits them to
+        the longest rows, and finds whether the graph is undirected (every edge has its reverse, sources ascend):
+        both directions then share their lists. undirected=True declares it, False keeps the directions apart.
+
+        >>> import tiga as tg
+        >>> g = tg.Graph.from_edge_index([[0, 1], [1, 0]]).prepare()
+        >>> [tuple(t.shape) for t in g.prepared], g.prepare() is g
+        ([(2, 4), (0, 3), (3,), (2,), (2,), (2, 4), (0, 3)], True)
+        """
+        return self._with_lists(True, undirected, can_read(*self.tensors))
+
+    def ready(self, read: bool) -> Graph:
+        """What kernels are about to read of this graph, prepared: nothing where none run. read: whether it may wait."""
+        if self.kind != "csr" or self.tensors[0].device.type not in preparation.KERNEL_DEVICES:
+            return self
+        return self._with_lists(torch.is_grad_enabled(), None, read and can_read(*self.tensors))
+
+    def _with_lists(self, by_source: bool, undirected: bool | None, read: bool) -> Graph:
+        if self.kind != "csr" or len(self.prepared) >= preparation.COUNTS[by_source]:
+            return self
+        lists = preparation.lists(self.ints, self.tensors, self.prepared, by_source, undirected, read)
+        return Graph("csr", self.ints, self.tensors, self._positions, self.reversed, self._device, lists)
 
     def explain(self) -> str:
         """Kind, sizes, number of edges, order of numbers, storage in bytes, and what runs on it."""
@@ -316,10 +397,10 @@ class Graph:
         return self._positions[::-1] if self.reversed else self._positions
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Graph, (self.kind, self.ints, self.tensors, self._positions, self.reversed, self._device)
+        return Graph, tuple([getattr(self, name) for name in _FIELDS])
 
 
-_FIELDS = ("kind", "ints", "tensors", "_positions", "reversed", "_device")
+_FIELDS = ("kind", "ints", "tensors", "_positions", "reversed", "_device", "prepared")
 
 
 def _device_name(device: Any) -> str | None:
@@ -353,7 +434,7 @@ def _cat(graphs: Sequence[Graph]) -> Graph:
         graphs = [graph.to_csr() if graph.reversed else graph for graph in graphs]
     if device is not None:
         graphs = [graph if graph.tensors else graph.to(device) for graph in graphs]
-    return Graph(*graph_algebra.cat(graphs, device), _joined_positions(graphs))
+    return Graph(*graph_algebra.cat(graphs, device), _joined_positions(graphs)).ready(False)
 
 
 def _joined_positions(graphs: Sequence[Graph]) -> tuple[Tensor, ...]:
@@ -362,9 +443,16 @@ def _joined_positions(graphs: Sequence[Graph]) -> tuple[Tensor, ...]:
     if len(given) < len(pairs):
         return ()
     destinations = torch.cat([dst for dst, _ in given])
-    if all(dst is src for dst, src in given):
-        return (destinations,)
-    return destinations, torch.cat([src for _, src in given])
+    same = all(dst is src for dst, src in given)
+    sources = destinations if same else torch.cat([src for _, src in given])
+    if any(graph.shift is not None for graph in graphs):
+        zeros = [destinations.new_zeros(g.num_edges if g.shift is None else 0, destinations.shape[1]) for g in graphs]
+        return destinations, sources, torch.cat([z if g.shift is None else g.shift for g, z in zip(graphs, zeros)])
+    return (destinations,) if same else (destinations, sources)
+
+
+def _turned(positions: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (positions[1], positions[0], -positions[2]) if len(positions) == 3 else positions[::-1]
 
 
 def _combined(a: Graph, b: Graph, symbol: str, operation: Callable[[Graph, Graph], graph_algebra.Payload]) -> Graph:
@@ -379,18 +467,19 @@ def _combined(a: Graph, b: Graph, symbol: str, operation: Callable[[Graph, Graph
     if device is not None:
         a, b = (graph if graph.tensors else graph.to(device) for graph in (a, b))
     positions = [graph._used_positions() for graph in (a, b) if graph._positions]
-    if len(positions) == 2 and any(p is not q for p, q in zip(*positions)):
+    # pairs are merged, so that no image of a periodic list is left to tell displacements by
+    if any(len(p) == 3 for p in positions) or len(positions) == 2 and any(p is not q for p, q in zip(*positions)):
         positions = []
-    return Graph(*operation(a, b), positions[0] if positions else ())
+    return Graph(*operation(a, b), positions[0] if positions else ()).ready(True)
 
 
 def _context(graph: Graph) -> tuple[Any, ...]:
     counts = len(graph.ints), len(graph.tensors), len(graph._positions)
-    return (graph.kind, *counts, graph.reversed, graph._device)
+    return (graph.kind, *counts, graph.reversed, graph._device, len(graph.prepared))
 
 
 def _flatten(graph: Graph) -> tuple[list[Any], tuple[Any, ...]]:
-    return [*graph.ints, *graph.tensors, *graph._positions], _context(graph)
+    return [*graph.ints, *graph.tensors, *graph._positions, *graph.prepared], _context(graph)
 
 
 def _flatten_with_keys(graph: Graph) -> tuple[list[Any], tuple[Any, ...]]:
@@ -398,6 +487,7 @@ def _flatten_with_keys(graph: Graph) -> tuple[list[Any], tuple[Any, ...]]:
         ("ints", graph.ints),
         ("tensors", graph.tensors),
         ("positions", graph._positions),
+        ("prepared", graph.prepared),
     )
     keyed: list[Any] = [
         (pytree.MappingKey(f"{name}{i}"), leaf) for name, leaves in groups for i, leaf in enumerate(leaves)
@@ -406,10 +496,10 @@ def _flatten_with_keys(graph: Graph) -> tuple[list[Any], tuple[Any, ...]]:
 
 
 def _unflatten(children: Iterable[Any], context: Sequence[Any]) -> Graph:
-    kind, ints, tensors, positions, turned, device = context
+    kind, ints, tensors, positions, turned, device = context[:6]
     leaves = tuple(children)
-    split = ints + tensors
-    return Graph(kind, leaves[:ints], leaves[ints:split], leaves[split : split + positions], turned, device)
+    a, b = ints + tensors, ints + tensors + positions
+    return Graph(kind, leaves[:ints], leaves[ints:a], leaves[a:b], turned, device, leaves[b:])
 
 
 pytree.register_pytree_node(

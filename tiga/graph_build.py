@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tiga import graph_algebra, graph_checks, relations
+from tiga import graph_algebra, graph_checks, graph_inputs, relations
 from tiga.errors import TigaError
 from tiga.graph_algebra import Payload
 from tiga.graph_checks import integers, number, should_read, size
@@ -159,6 +159,7 @@ def intervals(start: Any, stop: Any, num_src: Any, start2: Any, stop2: Any) -> P
 
 def from_edge_index(edge_index: Any, num_src: Any, num_dst: Any) -> Payload:
     asked, name = "Graph.from_edge_index", "edge_index"
+    edge_index, num_src, num_dst = graph_inputs.edge_list(edge_index, num_src, num_dst)
     edges = integers(edge_index, name, asked, rank=2)
     if edges.shape[0] != 2:
         raise TigaError(
@@ -233,3 +234,10 @@ def _read_csr(asked: str, rowptr: Tensor, col: Tensor, num_src: Any) -> Any:
     if edges:
         graph_checks.check_entries(asked, "col", "source", low, high, num_src, "num_src")
     return num_src
+
+
+def from_sparse(matrix: Any) -> Payload:
+    entries, num_src, num_dst = graph_inputs.sparse(matrix)
+    if entries.edges is not None:
+        return from_edge_index(entries.edges, num_src, num_dst)
+    return from_csr(entries.rowptr, entries.col, num_src, num_dst)

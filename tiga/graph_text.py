@@ -100,4 +100,5 @@ def _bytes(tensors: tuple[Tensor, ...]) -> int:
 
 
 def _positions(graph: Graph) -> str:
-    return "" if graph.positions is None else f", and positions of {_bytes(graph.positions)} bytes"
+    shift = "" if graph.shift is None else f", and shifts of {_bytes((graph.shift,))} bytes"
+    return "" if graph.positions is None else f", and positions of {_bytes(graph.positions)} bytes{shift}"

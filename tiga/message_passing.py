@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tiga import passes
+from tiga import passes, prune
 from tiga.errors import TigaError, TraceError
 from tiga.fields import NUMBERED, PLACED, places
 from tiga.graph import Graph
@@ -54,10 +54,16 @@ class MessagePassing(nn.Module):
         self, graph: Graph, src: dict | None = None, dst: dict | None = None, edge: dict | None = None, **uniform: Any
     ) -> Any:
         if torch.compiler.is_compiling():
-            return self._trace(graph, src, dst, edge, uniform).run()
+            traced = self._trace(graph, src, dst, edge, uniform)
+            result = traced.run()
+            if traced.reports:
+                self._reports = tuple(traced.reports)
+            return result
         with passes.Record() as record:
             traced = self._trace(graph, src, dst, edge, uniform)
             result = traced.run()
+        if traced.reports:
+            self._reports = tuple(traced.reports)
         _explain().remember(self, traced.programs.texts, traced.tracer.home, record)
         return result
 
@@ -77,12 +83,18 @@ class MessagePassing(nn.Module):
 
     def _trace(self, graph: Graph, src: Any, dst: Any, edge: Any, uniform: dict) -> Traced:
         src, dst, edge = {} if src is None else src, {} if dst is None else dst, {} if edge is None else edge
+        if isinstance(graph, Graph):
+            graph = prepared(graph)
         tracer = Tracer()
         tracer.home, forms = check_fields(type(self).__name__, graph, src, dst, edge)
         provided, positions = NUMBERED, graph.positions
         if positions is not None:
             i, j = positions
-            tracer.positions = (i, free_name("positions", dst)), (j, free_name("positions", src))
+            tracer.positions = (
+                (i, free_name("positions", dst)),
+                (j, free_name("positions", src)),
+                (graph.shift, free_name("shift", edge)),
+            )
             provided = PLACED
         fields = places(tracer, src, dst, edge, provided, forms)
         arguments = {name: uniform_argument(tracer, name, value) for name, value in uniform.items()}
@@ -126,11 +138,39 @@ class MessagePassing(nn.Module):
         return module(self)
 
     @property
+    def last_report(self) -> prune.Report | tuple[prune.Report, ...]:
+        """What the last call's pruned fold skipped, or those of several, compiled or not: see tiga.prune.Report."""
+        found = self.__dict__.get("_reports")
+        if found is None:
+            raise TigaError(
+                f"{type(self).__name__}: no call was pruned. Give the reducer block_prune_threshold or prune_mass, and "
+                "call the module."
+            )
+        reports = tuple([prune.Report(*held) for held in found])
+        return reports[0] if len(reports) == 1 else reports
+
+    @property
     def last_variant(self) -> Any:
         """What the last call compiled to: key, artifacts by level, cache hits and misses."""
         from tiga.explain import last_variant
 
         return last_variant(self)
+
+
+def prepared(graph: Graph) -> Graph:
+    """The graph with what kernels will read of it; where it has none, that is made in this call, and said."""
+    ready = graph.ready(False)
+    if ready is not graph and not torch.compiler.is_compiling() and "unprepared" not in _said:
+        _said.add("unprepared")
+        warnings.warn(
+            f"{graph!r} lacks lists that kernels read of it: they are made at every call. Write graph = "
+            "graph.prepare() once: constructors make those by source only where gradients are recorded.",
+            stacklevel=5,
+        )
+    return ready
+
+
+_said: set[str] = set()
 
 
 @functools.cache
@@ -148,21 +188,43 @@ class Traced:
         self.structure = flattened(type(module).__name__, result, roots)
         for root in roots:
             tracer.lift(root)  # refused where it is of another call
-        self.programs = programs(tracer, graph.kind, len(graph.tensors), graph.reversed, roots)
+        self.first = len(roots)  # of what folds that skip tiles say of themselves
+        self.reports: list = []
+        for note in tracer.notes:
+            roots.extend([tracer.value(*word) for word in prune.wanted(note)])
+        # lists by source are for gradients
+        lists = graph.prepared if torch.is_grad_enabled() else graph.prepared[:2]
+        self.relation = graph.tensors + lists
+        self.programs = programs(tracer, graph.kind, len(self.relation), graph.reversed, roots)
 
     def arguments(self, stage: Stage, results: list) -> tuple:
         """What the operator is called with, given the results of earlier stages."""
         tensors = []
         for what, k in stage.reads:
             tensors.append(self.tracer.operands[k][0] if what == "operand" else results[k[0]][k[1]])
-        tensors.extend(self.graph.tensors)
+        tensors.extend(self.relation)
         return stage.text, tensors, list(self.graph.ints), [self.tracer.scalars[k][1] for k in stage.scalars]
 
     def run(self) -> Any:
+        if self.tracer.notes:
+            name, value = self.tracer.notes[0].asked
+            prune.refuse(name, value, self.tracer.home.type, self.graph.kind)
         results: list[list[Tensor]] = []
         for stage in self.programs.stages:
             results.append(propagate(*self.arguments(stage, results)))
+        self.reports = self.reported(results)
         return self.rebuilt(self.structure, results)
+
+    def reported(self, results: list) -> list:
+        """The arguments of a report for each fold that skips tiles."""
+        found, at = [], self.first
+        for note in self.tracer.notes:
+            words = prune.wanted(note)
+            said = [self.rebuilt(at + k, results).detach() for k in range(len(words))]
+            at += len(words)
+            if said and not torch._C._are_functorch_transforms_active():
+                found.append((note.asked[0], note.tile, *said[:3], prune.rows(self.graph), *said[3:]))
+        return found
 
     def rebuilt(self, structure: Any, results: list) -> Any:
         """The results in the place of their numbers."""

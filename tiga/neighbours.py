@@ -2,11 +2,15 @@
 
 Nodes are sorted by the cell they lie in, over the (at most three) widest dimensions; the candidates of a node are a
 few runs of that order, found by searchsorted, and are measured in all dimensions. A chunk of candidates at a time, so
-that memory is O(nodes + edges) plus a constant.
+that memory is O(nodes + edges) plus a constant. On CUDA, in
+at most three dimensions, codegen.neighbours searches instead.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
+import importlib.util
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +31,11 @@ GRID_DIMENSIONS = 3
 
 KEYS = 2**62
 """Cells that may be told apart; dimensions beyond that are left to the measuring."""
+
+PAIRS = 2**22
+"""Pairs measured at a time where every pair is."""
+
+KERNEL_DEVICES = {"cuda"}
 
 SAMPLES = 16
 """Nodes that a nearest-neighbour search lets look at all others: to find the scale to begin at, and the last ones."""
@@ -93,30 +102,71 @@ def radius_edges(
     """
     batch = check_points(positions, batch, "Graph.radius")
     cutoff = check_cutoff(cutoff)
-    _check_finite(positions, "Graph.radius")
+    by_kernels = kernels(positions)
+    if by_kernels is not None:
+        return by_kernels.radius(positions, cutoff, batch, loop, max_neighbors)[:2]
+    check_finite(positions, "Graph.radius")
     num_nodes = positions.shape[0]
     nodes = torch.arange(num_nodes, device=positions.device)
-    found = [(dst, src) for dst, src, _ in _pairs(positions, cutoff, batch, nodes, loop)]
+    found = [(dst, src) for dst, src, _ in pairs(positions, cutoff, batch, nodes, loop)]
     dst, src = (torch.cat(part) for part in zip(*found)) if found else (nodes[:0], nodes[:0])
     rowptr = torch.searchsorted(dst, torch.arange(num_nodes + 1, device=dst.device))
-    if max_neighbors is not None and num_nodes:
-        most, node = rowptr.diff().max(0)
-        if most > max_neighbors:
-            raise TigaError(
-                f"Graph.radius: node {int(node)} has {int(most)} neighbours within {cutoff}, more than max_neighbors="
-                f"{max_neighbors}. The result is never cut: raise max_neighbors, lower the cutoff, or use Graph.knn."
-            )
+    check_most(rowptr, cutoff, max_neighbors)
     return rowptr, src
+
+
+def check_most(rowptr: Tensor, cutoff: float, max_neighbors: int | None) -> None:
+    """Raises where a node has more neighbours than were allowed."""
+    if max_neighbors is None or rowptr.shape[0] == 1:
+        return
+    most, node = rowptr.diff().max(0)
+    if most > max_neighbors:
+        raise TigaError(
+            f"Graph.radius: node {int(node)} has {int(most)} neighbours within {cutoff}, more than max_neighbors="
+            f"{max_neighbors}. The result is never cut: raise max_neighbors, lower the cutoff, or use Graph.knn."
+        )
+
+
+def kernels(positions: Tensor) -> Any:
+    """What searches by kernels, where they can: on such a device, in at most three dimensions."""
+    if positions.device.type not in KERNEL_DEVICES or positions.shape[1] > GRID_DIMENSIONS or not _has_triton():
+        return None
+    return importlib.import_module("tiga.codegen.neighbours")
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def bound(cutoff: float, dtype: torch.dtype) -> float:
+    """The largest squared distance within the cutoff. Two points 0.1 apart in float32 are within 0.1, a float64."""
+    rounded = float(torch.tensor(cutoff, dtype=dtype, device="cpu"))
+    return (max(cutoff, rounded) if math.isfinite(rounded) else cutoff) ** 2
+
+
+def squared(difference: Tensor) -> Tensor:
+    """Squared lengths in float64, added one dimension after another: the same numbers wherever they are computed."""
+    squares = difference.to(torch.float64).square()
+    total = squares[:, 0]
+    for d in range(1, difference.shape[1]):
+        total = total + squares[:, d]
+    return total
 
 
 def knn_edges(positions: Tensor, k: int, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """{(i, j): j among the k nearest to i, j != i}, as (rowptr [num_nodes + 1], col), int64, ordered by (i, j).
 
-    Of equally near nodes the lower; fewer than k where the batch has no more. The search radius doubles for the
-    nodes that have not found enough.
+    Of equally near nodes the lower; fewer than k where the batch has no more. In at most three dimensions the search
+    radius doubles for the nodes that have not found enough; in more every pair of a batch is measured.
     """
     batch = check_points(positions, batch, "Graph.knn")
-    _check_finite(positions, "Graph.knn")
+    by_kernels = kernels(positions)
+    if by_kernels is not None:
+        return by_kernels.knn(positions, k, batch)
+    check_finite(positions, "Graph.knn")
+    if positions.shape[1] > GRID_DIMENSIONS:
+        return _nearest_of_all(positions, k, batch)
     num_nodes, device = positions.shape[0], positions.device
     pending = torch.arange(num_nodes, device=device)
     available = _batch_sizes(batch, num_nodes, device) - 1
@@ -128,8 +178,8 @@ def knn_edges(positions: Tensor, k: int, batch: Tensor | None = None) -> tuple[T
         if cutoff > 2 * diagonal or pending.numel() <= SAMPLES:
             cutoff = math.inf
         enough = torch.zeros(num_nodes, dtype=torch.bool, device=device)
-        for dst, src, squared in _pairs(positions, cutoff, batch, pending, loop=False):
-            dst, src, count = _nearest(dst, src, squared, wanted)
+        for dst, src, apart in pairs(positions, cutoff, batch, pending, loop=False):
+            dst, src, count = _nearest(dst, src, apart, wanted)
             complete = count == wanted[dst]
             enough[dst[complete]] = True
             found.append((dst[complete], src[complete]))
@@ -139,11 +189,39 @@ def knn_edges(positions: Tensor, k: int, batch: Tensor | None = None) -> tuple[T
     return torch.searchsorted(dst[order], torch.arange(num_nodes + 1, device=device)), src[order]
 
 
-def _check_finite(positions: Tensor, asked: str) -> None:
+def _nearest_of_all(positions: Tensor, k: int, batch: Tensor | None) -> tuple[Tensor, Tensor]:
+    """knn_edges by every pair of a batch, some rows at a time: in many dimensions cells leave nothing out."""
+    num_nodes, device = positions.shape[0], positions.device
+    wanted = (_batch_sizes(batch, num_nodes, device) - 1).clamp_max(k)
+    ordered, nodes = (wanted, torch.arange(num_nodes, device=device)) if batch is None else batch.sort(stable=True)
+    ends = [num_nodes] if batch is None else ordered.unique_consecutive(return_counts=True)[1].cumsum(0).tolist()
+    found: list[tuple[Tensor, Tensor]] = []
+    for first, last in pairwise([0, *ends]) if k and num_nodes else ():
+        others = nodes[first:last]
+        for rows in others.split(max(PAIRS // len(others), 1)):
+            apart = torch.zeros(len(rows), len(others), dtype=torch.float64, device=device)
+            for d in range(positions.shape[1]):
+                apart += (positions[others, d] - positions[rows, d, None]).to(torch.float64).square()
+            apart.masked_fill_(rows[:, None] == others, math.inf)
+            count = wanted[rows, None]
+            nearest = apart.topk(min(k, len(others)), largest=False)[0].gather(1, (count - 1).clamp_min(0))
+            closer, level = apart < nearest, apart == nearest
+            taken = closer | (level & (level.cumsum(1) <= count - closer.sum(1, keepdim=True)))
+            row, other = taken.nonzero(as_tuple=True)
+            found.append((rows[row], others[other]))
+    dst, src = (torch.cat(part) for part in zip(*found)) if found else (nodes[:0], nodes[:0])
+    dst, order = dst.sort(stable=True)
+    return torch.searchsorted(dst, torch.arange(num_nodes + 1, device=device)), src[order]
+
+
+def check_finite(positions: Tensor, asked: str) -> None:
     finite = positions.isfinite().all(1)
     if not finite.all():
-        node = int((~finite).to(torch.int8).argmax())
-        raise TigaError(f"{asked}: positions of node {node} are {positions[node].tolist()}, but must be finite.")
+        refuse_position(positions, int((~finite).to(torch.int8).argmax()), asked)
+
+
+def refuse_position(positions: Tensor, node: int, asked: str) -> None:
+    raise TigaError(f"{asked}: positions of node {node} are {positions[node].tolist()}, but must be finite.")
 
 
 def _batch_sizes(batch: Tensor | None, num_nodes: int, device: torch.device) -> Tensor:
@@ -190,16 +268,14 @@ def _without_gaps(cell: Tensor) -> Tensor:
     return places[which]
 
 
-def _pairs(
+def pairs(
     positions: Tensor, cutoff: float, batch: Tensor | None, rows: Tensor, loop: bool
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Chunks of (dst, src, squared distance) within the cutoff, ordered by (dst, src); no row is divided."""
     if rows.numel() == 0:
         return
     grid = _grid(positions, cutoff, batch)
-    # Two points 0.1 apart in float32 are within 0.1, which as a float64 is less.
-    rounded = float(torch.tensor(cutoff, dtype=positions.dtype, device="cpu"))
-    bound = max(cutoff, rounded) if math.isfinite(rounded) else cutoff
+    limit = bound(cutoff, positions.dtype)
     runs = torch.tensor(grid.runs, device=rows.device)
     chunk = max(CHUNK // positions.shape[1], 1)
     for some in rows.split(chunk):
@@ -212,11 +288,11 @@ def _pairs(
         cuts = sorted({0, *torch.searchsorted(ends, marks).tolist(), len(some)})
         for begin, end in pairwise(cuts):
             piece = slice(begin, end)
-            yield _measured(positions, grid, bound * bound, some[piece], first[piece], counts[piece], loop)
+            yield _measured(positions, grid, limit, some[piece], first[piece], counts[piece], loop)
 
 
 def _measured(
-    positions: Tensor, grid: Grid, bound: float, rows: Tensor, first: Tensor, counts: Tensor, loop: bool
+    positions: Tensor, grid: Grid, limit: float, rows: Tensor, first: Tensor, counts: Tensor, loop: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     flat, num_runs = counts.flatten(), counts.shape[1]
     run = torch.repeat_interleave(torch.arange(len(flat), device=rows.device), flat)
@@ -224,18 +300,18 @@ def _measured(
     src = grid.nodes[first.flatten()[run] + rank]
     dst = rows[run // num_runs]
     # Subtract first, in the dtype given: what edge.displacement is, and the same wherever the points are moved.
-    squared = (positions[src] - positions[dst]).to(torch.float64).square().sum(1)
-    near = squared <= bound
+    apart = squared(positions[src] - positions[dst])
+    near = apart <= limit
     if not loop:
         near &= src != dst
-    dst, src, squared = dst[near], src[near], squared[near]
+    dst, src, apart = dst[near], src[near], apart[near]
     order = (dst * positions.shape[0] + src).argsort()
-    return dst[order], src[order], squared[order]
+    return dst[order], src[order], apart[order]
 
 
-def _nearest(dst: Tensor, src: Tensor, squared: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _nearest(dst: Tensor, src: Tensor, apart: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The first `wanted[i]` of each row by (distance, source), with the number kept of their row beside each."""
-    order = squared.argsort(stable=True)
+    order = apart.argsort(stable=True)
     order = order[dst[order].argsort(stable=True)]
     dst, src = dst[order], src[order]
     rows, which, counts = dst.unique_consecutive(return_inverse=True, return_counts=True)
@@ -253,9 +329,9 @@ def _first_radius(positions: Tensor, k: int, batch: Tensor | None) -> tuple[floa
     diagonal = float((high - low).norm())
     distances = []
     for node in range(0, num_nodes, max(num_nodes // SAMPLES, 1)):
-        squared = (positions - positions[node]).to(torch.float64).square().sum(1)
+        apart = squared(positions - positions[node])
         if batch is not None:
-            squared = squared[batch == batch[node]]
-        distances.append(squared.kthvalue(min(k + 1, squared.shape[0]))[0])
+            apart = apart[batch == batch[node]]
+        distances.append(apart.kthvalue(min(k + 1, apart.shape[0]))[0])
     typical = float(torch.stack(distances).median().sqrt())
     return max(1.25 * typical, diagonal * 2**-32), diagonal

@@ -49,6 +49,7 @@ def parse(text: str) -> Program:
 class _Reader:
     def __init__(self) -> None:
         self.head: tuple[str, int, bool, int] = ("", 0, False, 0)
+        self.launch = (0, 0)
         self.operands: list[Operand] = []
         self.scalars: list[str] = []
         self.lines: list[Line] = []
@@ -93,10 +94,14 @@ class _Reader:
         if rest and rest[0] == "batch":
             batch = _small(rest[1])
             rest = rest[2:]
+        if rest and rest[0] == "launch":
+            self.launch = (_power_of_two(rest[1], 1 << 16), _power_of_two(rest[2], 32))
+            rest = rest[3:]
         counts = RELATIONS[words[2]].tensor_counts
         if rest or tensors not in counts or (reverse and words[2] == "csr"):
             raise TigaError(
-                f"relation {words[2]} takes {' or '.join(map(str, counts))} tensors, then 'reverse', then 'batch N'"
+                f"relation {words[2]} takes {' or '.join(map(str, counts))} tensors, then 'reverse', 'batch N', "
+                "'launch BLOCK_E NUM_WARPS'"
             )
         self.head = (words[2], tensors, reverse, batch)
 
@@ -274,6 +279,7 @@ class _Reader:
             tuple(dict.fromkeys(self.conditions)),
             definitions,
             tuple(self.functions),
+            self.launch,
         )
         if not p.operands:
             raise TigaError("a program reads at least one operand")
@@ -289,6 +295,13 @@ def _weight(size: Any) -> int:
 def _small(word: str) -> int:
     if not word.isdigit() or len(word) > 2:
         raise TigaError(f"expected a small number, found {word!r}")
+    return int(word)
+
+
+def _power_of_two(word: str, most: int) -> int:
+    """A power of two, or 0."""
+    if not word.isdigit() or len(word) > 6 or int(word) > most or int(word) & (int(word) - 1):
+        raise TigaError(f"expected a power of two of at most {most}, or 0; found {word!r}")
     return int(word)
 
 

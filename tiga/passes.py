@@ -15,6 +15,7 @@ LOG = logging.getLogger("tiga")
 
 PASSES = {
     "trace": "the edge function ran once on traced values and left a program",
+    "hoist": "of a product with joined features, those of one node's features were made once a node",
     "split": "an edge value reads a finished fold: one more program, a pass over the edges, each time",
     "batch": "vmap: one more leading feature dimension",
     "autocast": "casts to the autocast dtype were written into the program",

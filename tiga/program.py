@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tiga.errors import TigaError
+from tiga.reducers import PRUNED
 from tiga.types import Dim, Total, Type
 
 VERSION = "tiga/1"
@@ -79,6 +80,7 @@ class Program:
     conditions: tuple = field(compare=False, repr=False, default=())
     definitions: dict[str, Line] = field(compare=False, repr=False, default_factory=dict)
     functions: tuple[Function, ...] = ()
+    launch: tuple[int, int] = (0, 0)  # edges a program visits at a time, and warps, that were asked for
 
     @property
     def num_tensors(self) -> int:
@@ -91,6 +93,13 @@ class Program:
     def reduces(self) -> tuple[Line, ...]:
         return tuple([line for line in self.lines if line.op == "reduce"])
 
+    @functools.cached_property
+    def pruned(self) -> str:
+        """The option by which tiles of edges are left out; "" where none are."""
+        asked = [PRUNED.get(line.attrs[1], "") for line in self.lines if line.op == "reduce"]
+        asked += ["prune_backward" for line in self.lines if line.op == "kept"]
+        return max(asked, default="")
+
     def phase(self, ref: str) -> int:
         """0: known before any edge is visited; 1: while visiting a destination's edges; 2: only after all edges."""
         return self.phases.get(ref, 0)
@@ -100,7 +109,7 @@ class Program:
         return _phases(self)
 
 
-def head_text(kind: str, tensors: int, reverse: bool, batch: int) -> str:
+def head_text(kind: str, tensors: int, reverse: bool, batch: int, launch: tuple[int, int] = (0, 0)) -> str:
     text = VERSION + " relation " + kind
     if tensors:
         text += " " + str(tensors)
@@ -108,6 +117,8 @@ def head_text(kind: str, tensors: int, reverse: bool, batch: int) -> str:
         text += " reverse"
     if batch:
         text += " batch " + str(batch)
+    if launch != (0, 0):
+        text += " launch " + str(launch[0]) + " " + str(launch[1])
     return text
 
 
@@ -141,7 +152,7 @@ def function_text(number: int, f: Function) -> list[str]:
 
 
 def to_text(p: Program) -> str:
-    rows = [head_text(p.kind, p.relation_tensors, p.reverse, p.batch)]
+    rows = [head_text(p.kind, p.relation_tensors, p.reverse, p.batch, p.launch)]
     rows += [operand_text(i, o.place, o.name, o.dtype, o.sizes, o.flag) for i, o in enumerate(p.operands)]
     rows += ["scalar " + str(i) + " " + name for i, name in enumerate(p.scalars)]
     for i, f in enumerate(p.functions):
@@ -217,7 +228,7 @@ def evaluate_size(size: Any, shapes: tuple, operands: tuple[Operand, ...]) -> An
     """A size expression with the operands' shapes put in."""
     if isinstance(size, Dim):
         return shapes[size.operand][size.dim + (operands[size.operand].place != "shared")]
-    if isinstance(size, Total):
+    if isinstance(size, Total) and size.rule != "tiles":  # a number of tiles follows from rows
         parts = [evaluate_size(part, shapes, operands) for part in size.parts]
         if size.rule == "quotient":
             return parts[0] // parts[1]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tiga import layouts as held
 from tiga.layouts import FAR_AWAY, Blocked, Listed
+from tiga.preparation import directions
 from tiga.relations import edge_offsets, is_implicit, row_intervals
 
 
@@ -37,7 +38,7 @@ def _cuts(offsets: Tensor, width: int) -> list[int]:
 
 def _listed_csr(ints: tuple, tensors: tuple, device: Any, width: int) -> Iterator[Listed]:
     num_dst, num_src = ints[0], ints[1]
-    edges = tensors[1].shape[0]
+    edges, numbers = tensors[1].shape[0], directions(tensors)[0].number
     # rows that were never checked may be anything: they are made to increase and to stay inside col
     rowptr = tensors[0].to(torch.int64).clamp(0, edges).cummax(0).values if num_dst else tensors[0].to(torch.int64)
     cuts = _cuts(rowptr, width)
@@ -46,9 +47,7 @@ def _listed_csr(ints: tuple, tensors: tuple, device: Any, width: int) -> Iterato
         counts = rowptr[a + 1 : b + 1] - rowptr[a:b]
         dst = torch.repeat_interleave(torch.arange(b - a, device=device), counts, output_size=last - first)
         src = tensors[1][first:last].to(torch.int64)
-        number = (
-            tensors[2][first:last].to(torch.int64) if len(tensors) == 3 else torch.arange(first, last, device=device)
-        )
+        number = torch.arange(first, last, device=device) if numbers is None else numbers[first:last].to(torch.int64)
         good = (src >= 0) & (src < num_src) & (number >= 0) & (number < edges)
         if not bool(good.all()):
             dst, src, number = dst[good], src[good], number[good]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import builtins
-import math
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from tiga import prune
 from tiga.errors import TigaError, TraceError
 from tiga.program import Function
 from tiga.trace import Sym, Tracer
@@ -33,6 +34,8 @@ class Reducer:
 
 def reducing(reducer: Any, values: tuple) -> Tracer:
     """The tracer of a reducer's arguments."""
+    if reducer.name != "softmax":
+        prune.check_none(type(reducer).__name__, vars(reducer), vars(type(reducer)))
     for x in values:
         if isinstance(x, Sym):
             return x.builder  # type: ignore[return-value]
@@ -181,57 +184,102 @@ class OnlineSoftmaxReducer(Reducer):
     natural log, float32 (float64 for float64). A row without edges, or whose scores are all -inf, gives 0 and lse
     -inf. Accumulates in float32 (float64 for float64), in a fixed order; results repeat bit for bit. Source: Milakov &
     Gimelshein 2018; Rabe & Staats 2021; Dao et al. 2022.
+
+    Pruning skips tiles of destinations by sources, in the CUDA kernels of implicit relations; all other paths raise.
+    block_prune_threshold: a tile is skipped where its largest score lies below the running maximum of its
+    destinations, all together, by more than -ln(threshold) - the published rule; a number in (0, 1], or a tensor of
+    such, one a head. prune_mass: a tile is skipped only where that leaves the omitted share of EVERY row's probability
+    below it; a number in (0, 1). The tile is prune_tile = (destinations, sources), the same whatever the sizes. The
+    program's last_report says what was skipped, with a bound on the omitted probability of each row. prune_backward:
+    gradients, exactly those of the pruned result, with the same tiles skipped; without it needing one raises.
     """
 
     name = "softmax"
-    block_prune_threshold: float | None = None
+    block_prune_threshold: float | Tensor | None = None
     prune_mass: float | None = None
+    prune_backward: bool = False
+    prune_tile: tuple[int, int] = prune.TILE
 
     def __init__(
-        self, block_prune_threshold: float | None = None, prune_mass: float | None = None, return_lse: bool = False
+        self,
+        block_prune_threshold: float | Tensor | None = None,
+        prune_mass: float | None = None,
+        return_lse: bool = False,
+        prune_backward: bool | None = None,
+        prune_tile: tuple[int, int] | None = None,
     ) -> None:
-        if block_prune_threshold is not None:
-            self.block_prune_threshold = block_prune_threshold
-        if prune_mass is not None:
-            self.prune_mass = prune_mass
+        given = {
+            "block_prune_threshold": block_prune_threshold,
+            "prune_mass": prune_mass,
+            "prune_backward": prune_backward,
+            "prune_tile": prune_tile,
+        }
+        for option, x in given.items():
+            if x is not None:
+                setattr(self, option, x)
         self.return_lse = return_lse
-        self._check()
-
-    def _check(self) -> None:
-        rho, eps = self.block_prune_threshold, self.prune_mass
-        for name, x in (("block_prune_threshold", rho), ("prune_mass", eps)):
-            if x is not None and (isinstance(x, bool) or not isinstance(x, (int, float))):
-                raise TypeError(
-                    f"online_softmax: {name} is {type(x).__name__}; it is a Python number, or None for exact attention."
-                )
-        if rho is not None and not (0 < rho <= 1):
-            raise TigaError(
-                f"online_softmax: block_prune_threshold={rho}; it lies in (0, 1]. Leave it out for exact attention."
-            )
-        if eps is not None and not (0 < eps < 1):
-            raise TigaError(f"online_softmax: prune_mass={eps}; it lies in (0, 1). Leave it out for exact attention.")
-        if rho is not None and eps is not None and math.isfinite(rho):
-            raise TigaError("online_softmax: block_prune_threshold and prune_mass are two rules; give one.")
-
-    def _refuse(self) -> None:
-        self._check()
-        name = "prune_mass" if self.block_prune_threshold is None else "block_prune_threshold"
-        raise TigaError(
-            f"online_softmax with {name}={getattr(self, name)}: pruning exists only in the CUDA forward kernel of "
-            "implicit relations, which this version does not have; no other path prunes, and none computes something "
-            f"else instead. Leave {name} out for exact attention."
-        )
+        prune.check_options(self.block_prune_threshold, self.prune_mass, self.prune_tile)
 
     def __call__(self, score: Any, value: Any) -> Any:
-        if self.block_prune_threshold is not None or self.prune_mass is not None:
-            self._refuse()
         tracer = reducing(self, (score, value))
-        out, lse = tracer.once("online_softmax", softmax, (score, value), {})
+        if self.block_prune_threshold is not None or self.prune_mass is not None or prune.records_gaps():
+            out, lse = self.pruned(tracer, score, value)
+        else:
+            out, lse = tracer.once("online_softmax", softmax, (score, value), {})
         return (out, lse) if self.return_lse else out
+
+    def pruned(self, tracer: Any, score: Any, value: Any) -> tuple:
+        """The fold that skips tiles; what it says of itself is noted for the program's report."""
+        rho, eps, tile = self.block_prune_threshold, self.prune_mass, self.prune_tile
+        limit: Any
+        if prune.records_gaps():
+            if eps is not None:
+                raise TigaError(
+                    "calibrate_prune: the reducer prunes by prune_mass, which needs no threshold. Give it "
+                    "block_prune_threshold, or no option."
+                )
+            rule, limit = "softmax_by_peak", tracer.lift(float("-inf"))
+        else:
+            prune.check_options(rho, eps, tile)
+            rule = "softmax_by_peak" if eps is None else "softmax_by_mass"
+            limit = prune.limit(tracer, rho, eps)
+        arguments = (score, value, limit, rule, *tile, int(self.prune_backward))
+        out, lse, *said = tracer.once("pruned_softmax", pruned_softmax, arguments, {})
+        asked = ("block_prune_threshold", rho) if eps is None else ("prune_mass", eps)
+        tracer.notes.append(prune.Note(asked, tile, tuple([(x.ref, x.type) for x in said])))
+        return out, lse
+
+
+def pruned_softmax(
+    tracer: Any, score: Any, value: Any, limit: Any, rule: str, rows: int, cols: int, back: int
+) -> tuple:
+    """The fold, its lse, certificate, tiles visited and skipped, and each tile's gap."""
+    score, value, missing = aligned(tracer, score, value)
+    if limit.type.sizes:
+        for _ in range(missing):
+            limit = limit.emit("unsqueeze", "-1")
+        if len(limit.type.sizes) != len(score.type.sizes):
+            raise TraceError(
+                f"block_prune_threshold is a tensor with {len(limit.type.sizes) - missing} dimensions, the score has "
+                f"{len(score.type.sizes) - missing} feature dimensions. Give one threshold a head, or a number."
+            )
+    out, *said, _, gaps = tracer.reduce("dst", rule, (score, value, limit, rows, cols, back))
+    for _ in range(missing):
+        said = [x.emit("squeeze", "-1") for x in said]
+    return (out, *said, gaps)
 
 
 def softmax(tracer: Any, score: Any, value: Any) -> tuple:
-    """The fold and its lse, with the score's features aligned to the value's from the left."""
+    """The fold and its lse."""
+    score, value, missing = aligned(tracer, score, value)
+    out, lse = tracer.reduce("dst", "softmax", (score, value))
+    for _ in range(missing):
+        lse = lse.emit("squeeze", "-1")
+    return out, lse
+
+
+def aligned(tracer: Any, score: Any, value: Any) -> tuple:
+    """Score and value, whose features align from the left, and how many dimensions the score was given."""
     score, value = strong(tracer, score), strong(tracer, value)
     missing = len(value.type.sizes) - len(score.type.sizes)
     if missing < 0:
@@ -248,34 +296,39 @@ def softmax(tracer: Any, score: Any, value: Any) -> tuple:
             )
     for _ in range(missing):
         score = score.emit("unsqueeze", "-1")
-    out, lse = tracer.reduce("dst", "softmax", (score, value))
-    for _ in range(missing):
-        lse = lse.emit("squeeze", "-1")
-    return out, lse
+    return score, value, missing
 
 
 def online_softmax(
-    block_prune_threshold: float | None = None, prune_mass: float | None = None, return_lse: bool = False
+    block_prune_threshold: float | Tensor | None = None,
+    prune_mass: float | None = None,
+    return_lse: bool = False,
+    prune_backward: bool | None = None,
+    prune_tile: tuple[int, int] | None = None,
 ) -> OnlineSoftmaxReducer:
-    """out[i] = sum_j softmax_j(score[i, j]) value[i, j]: see OnlineSoftmaxReducer."""
-    return OnlineSoftmaxReducer(block_prune_threshold, prune_mass, return_lse)
+    """out[i] = sum_j softmax_j(score[i, j]) value[j]: see OnlineSoftmaxReducer."""
+    return OnlineSoftmaxReducer(block_prune_threshold, prune_mass, return_lse, prune_backward, prune_tile)
 
 
-def sum() -> Reducer:
+def sum(**options: Any) -> Reducer:
     """out[i] = sum_j message[i, j]: see Sum."""
-    return Sum()
+    prune.check_none("tg.sum", options)
+    return Sum(**options)
 
 
-def mean() -> Reducer:
+def mean(**options: Any) -> Reducer:
     """out[i] = mean_j message[i, j]: see Mean."""
-    return Mean()
+    prune.check_none("tg.mean", options)
+    return Mean(**options)
 
 
-def max() -> Reducer:
+def max(**options: Any) -> Reducer:
     """out[i] = max_j message[i, j]: see Max."""
-    return Max()
+    prune.check_none("tg.max", options)
+    return Max(**options)
 
 
-def min() -> Reducer:
+def min(**options: Any) -> Reducer:
     """out[i] = min_j message[i, j]: see Min."""
-    return Min()
+    prune.check_none("tg.min", options)
+    return Min(**options)

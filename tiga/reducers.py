@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tiga.errors import TigaError
-from tiga.types import Type, broadcast_sizes
+from tiga.types import Total, Type, broadcast_sizes, is_one
 
 Results = tuple
 
@@ -75,6 +75,19 @@ def _softmax_rule(place, types, unify):
     lse = "f64" if "f64" in (score.dtype if not score.weak else "", value.dtype if not value.weak else "") else "f32"
     dtype = _strong(value, place).dtype
     return (Type(place, dtype if value.floating else "f32", sizes), Type(place, lse, score.sizes))
+
+
+def _pruned_rule(place, types, unify):
+    """Softmax's, then of each row: the certificate, tiles visited, tiles skipped; of each tile: whether it was kept,
+    and its gap below the running maximum."""
+    score, _value, limit = types[:3]
+    out, lse = _softmax_rule(place, types[:2], unify)
+    joined = broadcast_sizes((score.sizes, limit.sizes), unify)
+    if [is_one(s) for s in joined] != [is_one(s) for s in score.sizes]:
+        raise TigaError(f"a limit with features {limit.sizes} for a score with {score.sizes}")
+    count = Type(place, "i32", score.sizes)
+    tiles = (*score.sizes, Total("tiles", ("dst",)), Total("tiles", ("src",)))
+    return out, lse, Type(place, "f32", score.sizes), count, count, *[Type("shared", t, tiles) for t in ("u8", "f32")]
 
 
 def _dot_rule(place, types, unify):
@@ -137,12 +150,12 @@ def _softmax_weight(b, score, lse):
     return b.emit("exp", (score - b.emit("where", (none, float("inf"), lse)),))
 
 
-def _softmax_adjoint(b, place, args, results, grads):
+def _softmax_adjoint(b, place, args, results, grads, weight=None):
     """p = exp(score - lse); d value = p grad; d score = p (<grad, value> - delta), delta = <grad, out> - grad_lse."""
     score, value = args
     out, lse = results
     grad, grad_lse = grads
-    weight = _softmax_weight(b, score, lse)
+    weight = _softmax_weight(b, score, lse) if weight is None else weight
     inner = delta = None
     if grad is not None:
         grad = b.widen(grad, lse.type.dtype)
@@ -199,6 +212,36 @@ def _scatter_tangent(b, place, args, results, tangents):
     return (None if tangents[0] is None else b.reduce(place, "scatter", (tangents[0], args[1], args[2]))[0],)
 
 
+def _kept_weight(b, args, results):
+    """softmax's weight over the pairs of tiles that were not skipped."""
+    weight = _softmax_weight(b, args[0], results[1])
+    return b.emit("where", (b.emit("kept", (results[5],), (args[3].ref, args[4].ref)), weight, 0.0))
+
+
+def _pruned_adjoint(b, place, args, results, grads):
+    """Softmax's over the pairs that were kept; the choice of tiles has no gradient."""
+    if args[5].ref != "1":
+        raise TigaError(
+            "a gradient of a pruned online_softmax was asked for, and pruning skips tiles in the forward alone. Pass "
+            "prune_backward=True for the exact gradient of the pruned result, or run it inside torch.no_grad()."
+        )
+    change = _softmax_adjoint(b, place, args[:2], results[:2], grads[:2], _kept_weight(b, args, results))
+    return (*change, None, None, None, None)
+
+
+def _pruned_tangent(b, place, args, results, tangents):
+    raise TigaError("forward mode through a pruned online_softmax is not defined; leave pruning out, or use backward.")
+
+
+PRUNED = {"softmax_by_peak": "block_prune_threshold", "softmax_by_mass": "prune_mass"}
+"""Softmax that skips tiles of sources, of scores far below the running maximum, or of little mass in every row; and the
+option that asks for it.
+
+Arguments: score, value, the limit (the log of the threshold, or of the odds of the mass), the tile's destinations and
+sources, 1 where a gradient may be taken.
+"""
+_PRUNED_KEEPS = ("value", "lse", "certificate", "visited", "skipped", "kept", "gaps")
+
 # fmt: off
 _ROWS = (
     # name, arity, keeps, rule, reference, adjoint, tangent
@@ -210,6 +253,7 @@ _ROWS = (
     ReducerRow("min", 1, ("value", "number"), _extreme_rule, _extreme("amin"), _extreme_adjoint, _extreme_tangent),
     ReducerRow("softmax", 2, ("value", "lse"), _softmax_rule, _softmax, _softmax_adjoint, _softmax_tangent,
                accumulator=1, in_pieces=(1,)),
+    *[ReducerRow(name, 6, _PRUNED_KEEPS, _pruned_rule, None, _pruned_adjoint, _pruned_tangent) for name in PRUNED],
     ReducerRow("dot", 2, ("value",), _dot_rule, None, _dot_adjoint, _dot_tangent, places=("shared",)),
     ReducerRow("scatter", 3, ("value",), _scatter_rule, None, _scatter_adjoint, _scatter_tangent,
                places=("shared",)),

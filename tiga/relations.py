@@ -110,16 +110,16 @@ def band_counts(num_dst: Tensor, num_src: Tensor, low: Tensor, high: Tensor) -> 
 
 
 def _clipped_sum(t: Any, most: Any) -> Any:
-    inside = _largest(0, _least(t, most))
-    return inside * (inside + 1) // 2 + _largest(t - most, 0) * most
+    inside = largest(0, least(t, most))
+    return inside * (inside + 1) // 2 + largest(t - most, 0) * most
 
 
-def _largest(a: Any, b: Any) -> Any:
+def largest(a: Any, b: Any) -> Any:
     # Dynamo turns the builtin into sym_max, which before torch 2.12 it does not trace by name
     return max(a, b) if torch.compiler.is_dynamo_compiling() else torch.sym_max(a, b)
 
 
-def _least(a: Any, b: Any) -> Any:
+def least(a: Any, b: Any) -> Any:
     return min(a, b) if torch.compiler.is_dynamo_compiling() else torch.sym_min(a, b)
 
 
@@ -195,6 +195,10 @@ def _window_edges(ints: Ints, tensors: Tensors) -> Any:
     return edges_below(num_dst, num_src, offset + right) - edges_below(num_dst, num_src, offset - left - 1)
 
 
+_LISTED = (("rowptr", "col"), ("rowptr", "col", "number"))
+_WORK = ("items", "merges")
+_MADE = ((), _WORK, (*_WORK, "back_rowptr", "back_col", "back_number", "back_items", "back_merges"))
+
 RELATIONS = {
     row.kind: row
     for row in (
@@ -246,7 +250,7 @@ RELATIONS = {
         Relation(
             "csr",
             ("num_dst", "num_src"),
-            (("rowptr", "col"), ("rowptr", "col", "number")),
+            tuple([(*listed, *made) for made in _MADE for listed in _LISTED]),
             None,
             "col[rowptr[i]:rowptr[i + 1]]",
             None,

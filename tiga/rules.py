@@ -51,6 +51,13 @@ def where_type(types, attrs, unify):
     return Type(join_places(types), dtype, broadcast_sizes(tuple([t.sizes for t in types]), unify))
 
 
+def kept_type(types, attrs, unify):
+    """Whether a pair's tile was kept: [*heads, tiles of destinations, tiles of sources] on the edge."""
+    if types[0].place != "shared" or len(types[0].sizes) < 2 or any(n <= 0 for n in integers(attrs)):
+        raise TigaError("kept reads a map of tiles, and two sizes")
+    return Type("edge", "bool", types[0].sizes[:-2])
+
+
 def to_type(types, attrs, unify):
     if attrs[0] not in DTYPES:
         raise TigaError(f"no dtype {attrs[0]!r}; there are {', '.join(DTYPES)}")

@@ -171,7 +171,7 @@ def _stage(tracer: Tracer, kind: str, count: int, reverse: bool, returns: list, 
                 tuple([names[o] for o in line.outs]), line.op, tuple([names.get(a, a) for a in line.args]), line.attrs
             )
         )
-    head = head_text(kind, count, reverse, 0)
+    head = head_text(kind, count, reverse, 0, tracer.launch)
     text = "\n".join([head, *rows, "return " + " ".join([names.get(r, r) for r in returns])])
     return Stage(text, reads, scalars, returns)
 

@@ -60,9 +60,11 @@ class Tracer(Builder):
         # a part of a reducer is a function of values whose types no step names
         self.path: Path | None = None if self.compiling or type(self) is not Tracer else Path.start()
         self.written = self.path
-        self.positions: Any = None  # tensor and name, of destinations and of sources, where the graph has them
+        self.positions: Any = None  # tensor and name, of destinations, sources and shifts, where the graph has them
         self.home: Any = None  # the device of the fields
+        self.notes: list = []  # of folds that skip tiles: what they say of themselves
         self._seed: Any = None
+        self.launch = (0, 0)
 
     def value(self, ref: str, type: Type) -> Any:
         return Sym(self, ref, type)
@@ -211,6 +213,15 @@ class Tracer(Builder):
                 name = given
         return self.operand(t, place, name or "tensor" + self.next_number(), flag)
 
+    def joined(self, x: Sym) -> list[Sym]:
+        """The values that x was made of by joining them along the last feature dimension; none if it was not."""
+        self.catch_up()
+        line = next((line for line in self.lines if line.outs[0] == x.ref), None)
+        if line is None or line.op != "cat" or line.attrs != ("-1",):
+            return []
+        types = self.types() | {row.ref: row.type for _, row in self.operands}
+        return [Sym(self, a, types[a]) for a in line.args]
+
     def returned(self, x: Sym) -> Sym:
         """A node's field returned as it is is a value of each edge; a reducer's result stays one of destinations."""
         if x.type.place == "edge" or self.is_reduced(x.ref):
@@ -237,6 +248,16 @@ class Tracer(Builder):
         if self._seed is None:
             self._seed = torch.randint(-(2**62), 2**62, (), device=self.home)
         return self.capture(self._seed, "seed")
+
+    def ask(self, block_e: int, num_warps: int) -> None:
+        """Launch geometry that kernels are asked for; 0 leaves it to them. The last to ask is heard."""
+        self.launch = (block_e, num_warps)
+        before = self.path
+        if before is not None:
+            step = ("launch", block_e, num_warps)
+            if step not in before.steps:
+                before.steps[step] = (Path(before), "", WEAK_FLOAT)
+            self.path = before.steps[step][0]
 
     def device(self) -> Any:
         return self.home

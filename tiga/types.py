@@ -48,7 +48,10 @@ class Dim(NamedTuple):
 
 
 class Total(NamedTuple):
-    """A size computed from others: the sum, product or quotient of `parts`, or "at least" a slice's length."""
+    """A size computed from others: the sum, product or quotient of `parts`, or "at least" a slice's length.
+
+    "tiles": how many tiles the rows of a place make, in programs that skip tiles.
+    """
 
     rule: str
     parts: tuple

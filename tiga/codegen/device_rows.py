@@ -14,16 +14,20 @@ NOWHERE = tl.constexpr(0x7FFFFFFFFFFFFFFF)  # the number of an edge that is none
 
 
 @triton.jit
-def work_items(items, group, num_items, R: tl.constexpr):
-    """R items (row, first entry, entries, slot): row -1 is padding, slot -1 a whole row. int64 but for the entries."""
+def work_items(items, group, num_items, num_own, num_edges, num_slots, R: tl.constexpr):
+    """R items (row, first entry, entries, slot): row -1 is padding, slot -1 a whole row. int64 but for the entries.
+
+    An item that names what does not exist is padding too.
+    """
     at = (tl.full((), 0, tl.int64) + group) * R + tl.arange(0, R)
     here = at < num_items
     item = items + at * 4
     row = tl.load(item, mask=here, other=-1).to(tl.int64)
     first = tl.load(item + 1, mask=here, other=0).to(tl.int64)
-    entries = tl.load(item + 2, mask=here, other=0).to(tl.int64) - first
+    last = tl.load(item + 2, mask=here, other=0).to(tl.int64)
     slot = tl.load(item + 3, mask=here, other=-1).to(tl.int64)
-    return row, first, entries.to(tl.int32), slot
+    real = (row >= 0) & (row < num_own) & (first >= 0) & (last <= num_edges) & (slot < num_slots)
+    return tl.where(real, row, -1), first, tl.where(real, last - first, 0).to(tl.int32), slot
 
 
 @triton.jit
@@ -239,6 +243,14 @@ def moved(x, START: tl.constexpr, STEP: tl.constexpr, EVERY: tl.constexpr, BACK:
         real = tl.expand_dims(real, -1)
     at = tl.zeros(SHAPE, tl.int32) + at
     return tl.where(real, tl.gather(x, at, axis), 0)
+
+
+@triton.jit
+def reshaped(x, at, FLAT: tl.constexpr, WIDE: tl.constexpr, SHAPE: tl.constexpr, PADDED: tl.constexpr):
+    """x with its features as SHAPE: FLAT has x's in one dimension, WIDE the new ones, of which i is FLAT's at[i]."""
+    if PADDED:
+        x = tl.gather(tl.reshape(x, FLAT), tl.zeros(WIDE, tl.int32) + at, len(FLAT) - 1)
+    return tl.reshape(x, SHAPE)
 
 
 # Functions that Triton's language does not have, in its terms.

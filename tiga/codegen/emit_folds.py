@@ -25,7 +25,7 @@ class FoldEmitter(RowEmitter):
             if only is not None and k != only:
                 continue
             put = lambda text: self.put(depth, text)
-            name, dtype = f.line.attrs[1], TRITON[self.states(f)[0]]
+            name, dtype = f.reducer, TRITON[self.states(f)[0]]
             if name == "scatter":
                 put(f"sum{k} = tl.zeros([BLOCK_M, BLOCK_{self.width(self.work.tables[k].vector)}], tl.float32)")
                 continue
@@ -47,7 +47,7 @@ class FoldEmitter(RowEmitter):
         return text if v.shape == "mn" else f"tl.zeros([BLOCK_M, {self.block}], {TRITON[dtype]}) + {text}"
 
     def fold(self, k: int, f: Fold) -> None:
-        name, masked = f.line.attrs[1], self.how != "full"
+        name, masked = f.reducer, self.how != "full"
         put = lambda text: self.put(self.depth, text)
         if name == "softmax":
             self.softmax(k, f)
@@ -88,20 +88,29 @@ class FoldEmitter(RowEmitter):
         put(f"sum{k} = tl.dot({weight}.to({n}_v.dtype), {n}_v, sum{k}, input_precision=PRECISION)")
 
     def softmax(self, k: int, f: Fold) -> None:
-        """Of 16-bit vectors the scores' peak is kept in base 2, so that a weight takes one fused multiply-add."""
-        score, value = f.line.args
+        self.scores(k, f)
+        self.weigh(k, f, f"tl.max(score{k}, 1)")
+
+    def scores(self, k: int, f: Fold) -> None:
+        self.put(self.depth, f"score{k} = {self.pair(f.line.args[0], 'f32')}")
+        if self.how != "full":
+            self.put(self.depth, f"score{k} = tl.where(live, score{k}, float('-inf'))")
+
+    def weigh(self, k: int, f: Fold, top: str, less: str = "safe") -> None:
+        """The tile's weights and values into the state; of 16-bit vectors the scores' peak is kept in base 2, so that
+        a weight takes one fused multiply-add. less: what is taken off the scores."""
+        value = f.line.args[1]
         put = lambda text: self.put(self.depth, text)
         log2e = " * LOG2E" if self.short else ""
-        put(f"score{k} = {self.pair(score, 'f32')}")
-        if self.how != "full":
-            put(f"score{k} = tl.where(live, score{k}, float('-inf'))")
-        put(f"higher{k} = tl.maximum(peak{k}, tl.max(score{k}, 1){log2e})")
+        put(f"higher{k} = tl.maximum(peak{k}, {top}{log2e})")
         put(f"safe{k} = tl.where(higher{k} == float('-inf'), 0.0, higher{k})")
+        if less != "safe":
+            put(f"{less}{k} = tl.where(skip{k}, float('inf'), safe{k})")
         if self.short:
-            put(f"weight{k} = tl.exp2(score{k} * LOG2E - safe{k}[:, None])")
+            put(f"weight{k} = tl.exp2(score{k} * LOG2E - {less}{k}[:, None])")
             put(f"keep{k} = tl.exp2(peak{k} - safe{k})")
         else:
-            put(f"weight{k} = tl.exp2((score{k} - safe{k}[:, None]) * LOG2E)")
+            put(f"weight{k} = tl.exp2((score{k} - {less}{k}[:, None]) * LOG2E)")
             put(f"keep{k} = tl.exp2((peak{k} - safe{k}) * LOG2E)")
         put(f"peak{k} = higher{k}")
         put(f"total{k} = total{k} * keep{k} + tl.sum(weight{k}, 1)")
@@ -117,7 +126,7 @@ class FoldEmitter(RowEmitter):
 
     def result(self, k: int, f: Fold) -> None:
         """The finished fold, as node values; or its state over a part of the sources, stored."""
-        name, put = f.line.attrs[1], lambda text: self.put(1, text)
+        name, put = f.reducer, lambda text: self.put(1, text)
         if name == "scatter":
             self.store_table(k)
             return

@@ -54,14 +54,12 @@ class Source:
 
 
 class RowEmitter:
-    """stage: "whole" from edges to results; "part" of the sources each, states stored; "merge" of such states.
+    """stage: "whole" from edges to results; "part" of the sources each, states stored; "merge" of such states."""
 
-    loose: nothing is known of the distance of rows, so that rows which lie side by side are not read as vectors.
-    """
+    more_head = ""
 
-    def __init__(self, axes: Axes, work: Work, span: str, stage: str = "whole", loose: bool = False) -> None:
+    def __init__(self, axes: Axes, work: Work, span: str, stage: str = "whole") -> None:
         self.p, self.axes, self.work, self.span, self.stage = axes.p, axes, work, span, stage
-        self.loose = loose
         self.numbers = work.reads_numbers and stage != "merge"
         self.names = {(x.ref, x.mode): f"x{k}" for k, x in enumerate(work.inputs)}
         vectors = [x.vector for x in work.inputs if x.mode == "vector"] + [o.vector for o in work.outputs]
@@ -88,7 +86,9 @@ class RowEmitter:
         self.folds()
         if self.stage != "part":
             self.finish()
-        return Source(HEAD + "\n\n" + "\n".join(self.rows) + "\n", tuple(self.parameters), tuple(self.vectors))
+        return Source(
+            HEAD + self.more_head + "\n\n" + "\n".join(self.rows) + "\n", tuple(self.parameters), tuple(self.vectors)
+        )
 
     def owners_are_rows(self) -> bool:
         """Whether the owners are the rows that edges are numbered by."""
@@ -97,8 +97,7 @@ class RowEmitter:
     # Arguments.
 
     def read_parameters(self) -> None:
-        add = lambda name, kind, *of: self.parameters.append(Parameter(name, kind, of))
-        work = self.work
+        add, work = self.parameter, self.work
         for x in work.inputs:
             n = self.names[x.ref, x.mode]
             if x.ref in self.p.scalars:
@@ -112,6 +111,10 @@ class RowEmitter:
                 add(n + "_d", "stride", x.ref, x, x.vector)
             if x.mode == "table":
                 add(n + "_count", "count", x.ref)
+            if x.mode == "map":
+                for word, axis in zip(("q", "k"), x.dims[-2:]):
+                    add(f"{n}_{word}", "stride", x.ref, x, axis)
+                    add(f"{n}_{word}s", "size", axis)
         if self.stage != "part":
             for k, o in enumerate(work.outputs):
                 add(f"out{k}", "output", "node", k)
@@ -147,6 +150,9 @@ class RowEmitter:
         for name in ("BLOCK_M", "BLOCK_N", "MASKED", "PRECISION"):
             add(name, name)
 
+    def parameter(self, name: str, kind: str, *of: Any) -> None:
+        self.parameters.append(Parameter(name, kind, of))
+
     def strides(self, name: str, dims: tuple, kind: str, *of: Any) -> None:
         """One argument for each head that a tensor has."""
         for k, a in enumerate(self.work.axes):
@@ -154,9 +160,9 @@ class RowEmitter:
                 self.parameters.append(Parameter(f"{name}_h{k}", kind, (*of, a)))
 
     def signature(self) -> None:
-        constants = ("width", "block", "BLOCK_M", "BLOCK_N", "MASKED", "PRECISION")
+        constants = ("width", "block", "BLOCK_M", "BLOCK_N", "MASKED", "PRECISION", "EARLY")
         plain = ("size", "count", "num_own", "num_other", "num_heads", "group", "splits", "low", "high", "num_blocks")
-        quiet = [q.name for q in self.parameters if q.kind in plain or (self.loose and q.kind == "row")]
+        quiet = [q.name for q in self.parameters if q.kind in plain]
         names = [q.name + (": tl.constexpr" if q.kind in constants else "") for q in self.parameters]
         self.put(0, f"@triton.jit(do_not_specialize={quiet!r})")
         self.put(0, f"def propagate({', '.join(names)}):")
@@ -216,7 +222,7 @@ class RowEmitter:
                 self.put(1, f"{n} = tl.cast({n}, tl.float32)")
                 self.nodes.known[x.ref] = Value(n, "", "f32")
                 self.waiting.remove(x)
-            elif x.mode in ("column", "table") or x.side in ("far", "edge"):
+            elif x.mode in ("column", "table", "map") or x.side in ("far", "edge"):
                 if self.stage != "merge":
                     self.base(x)
                 self.waiting.remove(x)
@@ -303,4 +309,4 @@ class RowEmitter:
 def states(p: Program, f: Fold) -> tuple[str, ...]:
     """dtypes of what stands for a fold over a part of the sources."""
     of_sum = ("f32" if p.types[f.line.outs[0]].floating else "i64",)
-    return {"softmax": ("f32", "f32"), "max": ("f32", "i64"), "min": ("f32", "i64")}.get(f.line.attrs[1], of_sum)
+    return {"softmax": ("f32", "f32"), "max": ("f32", "i64"), "min": ("f32", "i64")}.get(f.reducer, of_sum)

@@ -36,7 +36,7 @@ PIECES = (
     ),
     *("hash_uniform", "largest", "load_features", "log1p", "moved", "only", "outer", "pow", "product", "remainder"),
     *("round_even", "sign", "sinh", "smallest", "softmax_end", "softmax_merge", "softmax_step", "store_features"),
-    *("tan", "tanh", "trunc", "work_items"),
+    *("reshaped", "tan", "tanh", "trunc", "work_items"),
 )
 LOWEST = {"f32": "-3.4028234663852886e38", "f64": "-1.7976931348623157e308"}
 
@@ -55,15 +55,14 @@ class State:
 
 @dataclass(frozen=True)
 class Source:
-    """text; arguments: (name, what, ...) of each, in order; axes: whose sizes and blocks are constants; whole: which of
-    them are powers of two; factors: which are dimensions of matrix products.
+    """text; arguments: (name, what, ...) of each, in order; axes: whose sizes and blocks are constants; factors: the
+    dimensions of matrix products among them.
     """
 
     text: str
     arguments: tuple[tuple, ...]
     axes: tuple
     states: tuple[tuple[State, ...], ...]
-    whole: tuple
     factors: tuple
 
 
@@ -115,7 +114,8 @@ class Emitter(Matrices):
             *rows,
             *[x for _, end in totals for x in end],
         ]
-        return self.made(text, ("items", "num_items", *self.relation()), "R: tl.constexpr, BLOCK_E: tl.constexpr")
+        work = ("items", "num_items", "num_own", "num_edges", "num_slots", *self.relation())
+        return self.made(text, work, "R: tl.constexpr, BLOCK_E: tl.constexpr")
 
     def merge(self) -> Source | None:
         """The source that ends the rows that were cut into pieces; None where nothing is left of a row."""
@@ -127,17 +127,20 @@ class Emitter(Matrices):
             "row = tl.load(merge).to(tl.int64) + tl.zeros([1], tl.int64)",
             "first = tl.load(merge + 1).to(tl.int64)",
             "last = tl.load(merge + 2).to(tl.int64)",
-            "here = row >= 0",
+            "here = (row >= 0) & (row < num_own) & (first >= 0) & (last <= num_slots)",
             *self.body.row,
             *self.begin(),
-            "for at in range(first, tl.where(tl.max(row, 0) < 0, first, last), BLOCK_E):",
+            "for at in range(first, tl.where(tl.max(here.to(tl.int32), 0) > 0, last, first), BLOCK_E):",
             *indented(self.merged()),
             *self.body.finish,
         ]
-        return self.made([*self.body.once, *rows], ("merges",), "R: tl.constexpr, BLOCK_E: tl.constexpr")
+        return self.made(
+            [*self.body.once, *rows], ("merges", "num_own", "num_slots"), "R: tl.constexpr, BLOCK_E: tl.constexpr"
+        )
 
     def relation(self) -> tuple[str, ...]:
-        return ("col", "num_far", *(("number_of", "num_edges", "NUMBERED: tl.constexpr") if self.numbers else ()))
+        numbers = ("number_of", "NUMBERED: tl.constexpr") if self.numbers else ()
+        return ("col", "num_far", *numbers, *(("CUT: tl.constexpr",) if self.work.folds else ()))
 
     def made(self, rows: list[str], work: tuple[str, ...], constants: str) -> Source:
         slots = [f"{s.name}_slots" for state in self.states for s in state]
@@ -145,7 +148,10 @@ class Emitter(Matrices):
         sizes = [f"D{k}: tl.constexpr, B{k}: tl.constexpr" for k in range(len(self.axes))]
         quiet = [n for n in work if n[:4] == "num_"] + [a[0] for a in self.arguments if a[1] == "rows"]
         signature = ", ".join([*typed, *slots, *work, *sizes, constants, "PRECISION: tl.constexpr"])
-        text = [f"@triton.jit(do_not_specialize={quiet!r})", f"def propagate({signature}):", *indented(rows)]
+        # how lists lie in memory makes no other kernel: their entries are read one by one
+        lists = [n for n in work if n in ("items", "merges", "col", "number_of")]
+        once = f"@triton.jit(do_not_specialize={quiet!r}, do_not_specialize_on_alignment={lists!r})"
+        text = [once, f"def propagate({signature}):", *indented(rows)]
         arguments = (
             *self.arguments,
             *[(f"{s.name}_slots", "slots", s) for state in self.states for s in state],
@@ -159,12 +165,12 @@ class Emitter(Matrices):
             arguments,
             tuple(self.axes),
             self.states,
-            tuple(self.whole),
             tuple(self.factors),
         )
 
     def items(self) -> list[str]:
-        rows = ["row, first, entries, slot = work_items(items, group, num_items, R)", "here = row >= 0"]
+        rows = ["row, first, entries, slot = work_items(items, group, num_items, num_own, num_edges, num_slots, R)"]
+        rows.append("here = row >= 0")
         return [*rows, "whole = here & (slot < 0)"] if self.work.folds else rows
 
     def edges(self) -> list[str]:
@@ -314,11 +320,10 @@ class Emitter(Matrices):
     def finished(self) -> list[str]:
         rows = []
         if any(self.states):
-            rows.append("part = here & (slot >= 0)")
+            rows += ["if CUT:", "    part = here & (slot >= 0)"]
             for s in [s for state in self.states for s in state]:
-                rows.append(
-                    self.stored(s.name + "_slots", f"slot * {self.width(s.axes)}", "part", s.axes, s.name, True)
-                )
+                text = self.stored(s.name + "_slots", f"slot * {self.width(s.axes)}", "part", s.axes, s.name, True)
+                rows.append("    " + text)
         return rows + self.body.finish
 
     def width(self, axes: tuple, letter: str = "B") -> str:

@@ -6,7 +6,7 @@ number, it starts again with care, so that nothing but an edge's own values can 
 
 from __future__ import annotations
 
-from tiga.codegen.emit_folds import FoldEmitter
+from tiga.codegen.emit_pruned import PrunedEmitter
 from tiga.codegen.tiles import Input, Output
 from tiga.codegen.values import TRITON, Value, Values
 from tiga.program import Line
@@ -15,12 +15,14 @@ from tiga.types import compute_dtype
 CAREFUL = 16  # others a tile where a value that is no number is looked for
 
 
-class Emitter(FoldEmitter):
+class Emitter(PrunedEmitter):
     def folds(self) -> None:
         if self.stage == "merge":
             self.merge()
         else:
             self.ranges()
+            if self.lists():
+                self.find_lists()
             self.start(1)
             self.loop("masked")
             if self.span in ("band", "blocks", "rows1"):
@@ -69,8 +71,9 @@ class Emitter(FoldEmitter):
             put("all_steps = steps")
             put("next_begin = begin")
             return
-        put("inner_begin = tl.maximum(tl.cdiv(inner_begin, BLOCK_N) * BLOCK_N, begin)")
-        put("inner_end = tl.minimum(inner_end // BLOCK_N * BLOCK_N, end // BLOCK_N * BLOCK_N)")
+        size = self.size_of_full()
+        put(f"inner_begin = tl.maximum(tl.cdiv(inner_begin, {size}) * {size}, begin)")
+        put(f"inner_end = tl.minimum(inner_end // {size} * {size}, end // {size} * {size})")
         put("inner_end = tl.maximum(inner_begin, inner_end)")
         put("some_inner = inner_begin < inner_end")
         put("steps = tl.cdiv(tl.maximum(tl.where(some_inner, inner_begin, end) - begin, 0), BLOCK_N)")
@@ -88,14 +91,15 @@ class Emitter(FoldEmitter):
             if f.field is not None:
                 self.put(1, f"if poisoned(sum{k}):")
                 self.start(2, k)
-                self.loop("careful", k)
+                self.loop_again(k) if f.pruned else self.loop("careful", k)
 
-    def loop(self, how: str, only: int | None = None) -> None:
-        """how: masked tiles, full tiles, or all of them again, careful; only: of one fold."""
-        depth = 2 if how == "careful" else 1
-        if how == "full":
+    def visit(self, how: str, only: int | None, depth: int, low: str = "inner_begin", high: str = "inner_end") -> None:
+        """how: masked tiles, full tiles (low .. high), or all of them again, careful; only: of one fold."""
+        if how == "full" and self.lists():
+            self.full_loop(depth)
+        elif how == "full":
             comment = "# tiles of edges only"
-            self.put(depth, f"{'for at in tl.range(inner_begin, inner_end, BLOCK_N):':<72}{comment}")
+            self.put(depth, f"{f'for at in tl.range({low}, {high}, BLOCK_N):':<72}{comment}")
         elif how == "masked":
             comment = "# tiles that hold pairs which are no edges"
             self.put(depth, f"{'for step in tl.range(0, all_steps, num_stages=MASKED):':<72}{comment}")
@@ -122,10 +126,11 @@ class Emitter(FoldEmitter):
         put = lambda text: self.put(self.depth, text)
         masked = self.how != "full"
         values = self.edges = Values(self.axes, put, self.short, self.nodes)
+        self.enter()
         put(f"other = at + tl.arange(0, {self.block})")
         for x in self.work.inputs:
             if x.side == "far" and x.mode in ("number", "vector"):
-                self.load_far(x)
+                self.bring(x)
         if masked:
             self.mask()
         if self.numbers:
@@ -178,7 +183,9 @@ class Emitter(FoldEmitter):
 
     def mask(self) -> None:
         put = lambda text: self.put(self.depth, text)
-        if self.span == "rows2":
+        if self.span == "rows2" and self.work.tile:
+            self.mask_of_both()
+        elif self.span == "rows2":
             put("span_start = tl.where(step < steps, row_start, row_start2)")
             put("span_stop = tl.where(step < steps, row_stop, row_stop2)")
             put("live = (other[None, :] >= span_start[:, None]) & (other[None, :] < span_stop[:, None])")
@@ -222,6 +229,8 @@ class Emitter(FoldEmitter):
             self.feature_loop(line)
         elif line.op == "number":
             self.edges.known[out] = Value("number", "mn", "i64")
+        elif line.op == "kept":
+            self.edges.known[out] = Value(f"{self.names[line.args[0], 'map']}_kept", "", "bool")
         elif line.op == "arange":
             self.arange(line)
         elif line.op == "gather":

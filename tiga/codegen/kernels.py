@@ -6,13 +6,21 @@ import functools
 import hashlib
 import linecache
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from tiga.codegen.plan import Plan
 from tiga.passes import LOG
+
+
+class Geometry(Protocol):
+    """What a plan of any skeleton says of a launch."""
+
+    @property
+    def warps(self) -> int: ...
+    @property
+    def stages(self) -> int: ...
 
 
 def name_of(text: str) -> str:
@@ -71,7 +79,7 @@ class Runner(NamedTuple):
     compiled: Any = None
 
 
-def runner(text: str, values: list, plan: Plan, grid: tuple, device: torch.device) -> Runner | None:
+def runner(text: str, values: list, plan: Geometry, grid: tuple, device: torch.device) -> Runner | None:
     """What launches the kernel with arguments like these; None where it does not fit."""
     fn = load(text)
     if device.type != "cuda":  # Triton's interpreter
@@ -90,7 +98,7 @@ def runner(text: str, values: list, plan: Plan, grid: tuple, device: torch.devic
     return Runner(elsewhere, made.n_spills, made)
 
 
-def compiled(text: str, fn: Any, values: list, plan: Plan, device: Any) -> Any:
+def compiled(text: str, fn: Any, values: list, plan: Geometry, device: Any) -> Any:
     """The compiled kernel; None where it outgrows the chip. Known before its first launch, so that a plan stays.
 
     Keyed by all that may change the machine code: text, plan, dtypes, constants, and the integers' divisibility.
@@ -98,7 +106,8 @@ def compiled(text: str, fn: Any, values: list, plan: Plan, device: Any) -> Any:
     kinds: list[Any] = []
     for value, parameter in zip(values, fn.params):
         if isinstance(value, Tensor):
-            kinds.append((value.dtype, value.data_ptr() % 16 == 0))
+            any_place = parameter.do_not_specialize_on_alignment
+            kinds.append((value.dtype, any_place or value.data_ptr() % 16 == 0))
         elif parameter.is_constexpr or isinstance(value, str):
             kinds.append(value)
         elif isinstance(value, int) and not parameter.do_not_specialize:
@@ -112,7 +121,7 @@ def compiled(text: str, fn: Any, values: list, plan: Plan, device: Any) -> Any:
     return _made[key]
 
 
-def _compile(text: str, fn: Any, values: list, plan: Plan, device: Any) -> Any:
+def _compile(text: str, fn: Any, values: list, plan: Geometry, device: Any) -> Any:
     from triton.runtime.errors import OutOfResources
 
     try:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,10 +14,13 @@ import torch
 from torch import Tensor
 
 from tiga import passes
+from tiga.codegen import tuning
 from tiga.codegen.emit_nodes import Parameter, RowEmitter, Source, states
 from tiga.codegen.emit_tiles import Emitter
 from tiga.codegen.kernels import Runner, float32_setting, keep, multiprocessors, precision, runner
+from tiga.codegen.lists_pruned import LIST, list_name, list_rows, list_value, the_map
 from tiga.codegen.plan import MERGE, Plan, plans
+from tiga.codegen.plan_pruned import plans_of
 from tiga.codegen.tiles import Axes, Refused, Work
 from tiga.program import Program, evaluate_size
 
@@ -41,15 +44,15 @@ class Prepared:
     work: Work
     span: str
 
-    def source(self, stage: str = "whole", loose: bool = False) -> Source:
-        return _source(self, stage, loose)
+    def source(self, stage: str = "whole") -> Source:
+        return _source(self, stage)
 
 
 @functools.lru_cache(4096)
-def _source(ready: Prepared, stage: str, loose: bool) -> Source:
+def _source(ready: Prepared, stage: str) -> Source:
     passes.ran("emit-tiles")
     emitter = RowEmitter if ready.span == "nodes" else Emitter
-    return emitter(ready.axes, ready.work, ready.span, stage, loose).source()
+    return emitter(ready.axes, ready.work, ready.span, stage).source()
 
 
 def span_of(p: Program, work: Work) -> str:
@@ -114,6 +117,7 @@ class Steps:
 
     records: tuple[Record, ...]
     states: tuple[tuple[str, tuple, torch.dtype], ...]
+    timed: bool = False
 
     @property
     def spilled(self) -> int:
@@ -131,21 +135,25 @@ def launch(ready: Prepared, call: Call, spans: Callable[[Prepared, Call, int], d
     """
     known = _records.setdefault(ready, {})
     steps = known.get(call.key)
-    if steps is None:
+    if steps is None or (not steps.timed and tuning.tuning(call.device)):
         if len(known) >= _MOST_RECORDS:
             known.clear()
         steps = known[call.key] = _Launch(ready, call, spans).steps()
         for record in steps.records:
             keep(record.text, record.runner.compiled)
+    _execute(steps, ready, call, spans)
+    return steps.texts
+
+
+_records: weakref.WeakKeyDictionary[Prepared, dict] = weakref.WeakKeyDictionary()
+
+
+def _execute(steps: Steps, ready: Prepared, call: Call, spans: Any) -> None:
     for name, shape, dtype in steps.states:
         call.tensors[name] = torch.empty(shape, dtype=dtype, device=call.device)
     told: dict[str, Any] = {}
     for record in steps.records:
         _run(record, ready, call, spans, told)
-    return steps.texts
-
-
-_records: weakref.WeakKeyDictionary[Prepared, dict] = weakref.WeakKeyDictionary()
 
 
 def _run(record: Record, ready: Prepared, call: Call, spans: Any, told: dict[str, Any]) -> None:
@@ -178,6 +186,7 @@ class _Launch:
         for a, n in self.sizes.items():
             self.heads *= n if a != work.packed else 1
         self.items = self.own * self.unit
+        self.lists = ready.span in ("band", "rows1") and the_map(work) is not None
         self.states: dict[str, tuple] = {}
 
     def steps(self) -> Steps:
@@ -188,34 +197,37 @@ class _Launch:
         if max(widths, default=0) > WIDEST:
             raise Refused(f"a vector of {max(widths)}, wider than {WIDEST}")
         padded = {v: max(16, 1 << (w - 1).bit_length()) for v, w in zip(source.vectors, widths)}
-        vectors = [x for x in self.work.inputs if x.mode == "vector"]
-        itemsize = max([self.call.tensors[x.ref].element_size() for x in vectors], default=4)
+        itemsize = max(
+            [self.call.tensors[x.ref].element_size() for x in self.work.inputs if x.mode == "vector"], default=4
+        )
         sums = sum([f.field is not None for f in self.work.folds])
         self.precision = precision(itemsize, self.call.device)
-        scattered = [x.ref for x in vectors if self.rows_side_by_side(x)]
-        self.loose = bool(scattered)
-        if scattered and self.call.device.type == "cuda":
-            warnings.warn(
-                f"tiga: of {' and '.join(scattered)} the rows lie side by side in memory and the features apart: they "
-                "are read one number at a time, which is slow. Pass them with features side by side (.contiguous()).",
-                stacklevel=2,
-            )
         self.padded = padded
+        some = plans(max(padded.values(), default=16), itemsize, max(sums, 1), self.items)
+        timed = self.work.tile is None and self.work.within is None and tuning.tuning(self.call.device)
+        some = self.tuned(source, some, (*padded.values(), itemsize), timed)
         best: Steps | None = None
-        for plan in plans(max(padded.values(), default=16), itemsize, max(sums, 1), self.items):
+        for plan in plans_of(self.work, some, itemsize, self.items):
             found = self.with_plan(plan)
             if found is not None and (best is None or found.spilled < best.spilled):
                 best = found
             if best is not None and not best.spilled:
                 break
         if best is None:
-            raise Refused(f"no plan fits vectors of {' and '.join(map(str, widths))} on this device")
-        return best
+            tiles = "" if self.work.tile is None else f" with prune_tile={self.work.tile}"
+            raise Refused(f"no plan fits vectors of {' and '.join(map(str, widths))}{tiles} on this device")
+        return dataclasses.replace(best, timed=timed)
 
-    def rows_side_by_side(self, x: Any) -> bool:
-        """Whether a vector's features lie apart and its rows do not: read as vectors of rows these came out wrong."""
-        t = self.call.tensors[x.ref]
-        return x.side != "shared" and t.stride(0) == 1 and stride(t, x.dims, x.vector, True) > 1
+    def tuned(self, source: Source, some: list[Plan], words: tuple, timed: bool) -> list[Plan]:
+        """The plans to try: first that which was the fastest, where it was looked for."""
+        key = tuning.key_of(
+            source.text, self.call.device, (self.items, self.other, self.heads), (*words, self.precision)
+        )
+        if timed and tuning.kept(key) is None:
+            run = lambda steps: _execute(steps, self.ready, self.call, self.spans)
+            tuning.best(key, f"tiga: plans by {self.work.owner}", some, self.with_plan, run, self.call.device)
+        found = tuning.kept(key)
+        return some if found is None else [found, *some]
 
     def with_plan(self, plan: Plan) -> Steps | None:
         """The launches with one plan; None where it does not fit."""
@@ -224,6 +236,8 @@ class _Launch:
         stages = ("part", "merge") if self.splits > 1 else ("whole",)
         if self.ready.span == "blocks":
             stages = ("count", *stages)
+        if self.lists:
+            stages = ("list", *stages)
         self.states.clear()
         records = []
         for stage in stages:
@@ -251,7 +265,8 @@ class _Launch:
 
     def parts(self) -> int:
         """Into how many parts the sources are split: where few programs would leave most of the chip idle."""
-        if self.work.tables or self.ready.span not in ("band", "rows1") or self.other < 4 * self.plan.block_n:
+        whole = self.work.tables or self.work.tile or self.work.within
+        if whole or self.ready.span not in ("band", "rows1") or self.other < 4 * self.plan.block_n:
             return 1
         programs = self.tiles() * self.heads
         wanted = 2 * multiprocessors(self.call.device) // programs
@@ -259,10 +274,11 @@ class _Launch:
 
     def record(self, stage: str) -> Record | None:
         """The launch of one kernel; None where the plan does not fit."""
-        source = self.ready.source(stage, self.loose) if stage != "count" else COUNT
+        fixed = {"count": COUNT, "list": LIST}
+        source = fixed[stage] if stage in fixed else self.ready.source(stage)
         values, tensors, scalars, outputs = [], [], [], []
         made: dict[str, Any] = {}
-        if stage not in ("merge", "count") and self.ready.span != "nodes":
+        if stage not in ("merge", *fixed) and self.ready.span != "nodes":
             made = self.spans(self.ready, self.call, self.plan.block_m)
         for at, q in enumerate(source.parameters):
             value = self.value(q.kind, q.of, made)
@@ -270,6 +286,8 @@ class _Launch:
                 tensors.append((at, q.of[0]))
             elif q.kind == "state":
                 tensors.append((at, f"state{q.of[0]}_{q.of[1]}"))
+            elif q.kind in ("kept kept", "kept tiles", "kept before"):
+                tensors.append((at, list_name(self.work, q.kind)))
             elif q.kind == "table":
                 tensors.append((at, "table " + self.work.tables[q.of[0]].ref))
             elif q.kind in BLOCKS:
@@ -286,6 +304,8 @@ class _Launch:
                 tensors.append((at, "&" + q.kind + str(self.plan.block_m)))
             values.append(value)
         grid = ((self.tiles() if stage != "merge" else -(-self.items // self.plan.block_m)) * self.heads,)
+        if stage == "list":
+            grid = (list_rows(self.work, self.call.tensors),)
         grid = (1,) if stage == "count" else (grid[0] * self.splits,) if stage == "part" else grid
         found = runner(source.text, values, self.plan, grid, self.call.device)
         if found is None:
@@ -317,6 +337,8 @@ class _Launch:
             return t.stride(0) if kind == "output row" else stride(t, o.dims, of[2], True)
         if kind == "state":
             return self.state(*of)
+        if kind[:5] == "kept ":
+            return list_value(self, kind)
         if kind[:5] == "table":
             return self.table(kind, *of)
         if kind in BLOCKS:
@@ -339,11 +361,13 @@ class _Launch:
             "BLOCK_N": self.plan.block_n,
             "MASKED": self.plan.masked,
             "PRECISION": self.precision,
+            "EARLY": getattr(self.plan, "early", False),
         }
         return fixed[kind] if kind in fixed else made["&" + kind + str(self.plan.block_m)]
 
     def output(self, of: tuple) -> Any:
-        return (self.work.outputs if of[0] == "node" else self.work.edge_outputs)[of[1]]
+        outputs = {"node": self.work.outputs, "edge": self.work.edge_outputs, "map": self.work.maps}
+        return outputs[of[0]][of[1]]
 
     def group(self) -> int:
         """How many heads are visited at a time."""

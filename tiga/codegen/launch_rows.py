@@ -7,20 +7,20 @@ The tensors of a call are named (what, which): ("field", ref) that the kernel re
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tiga import passes
 from tiga.codegen.emit_rows import Emitter, Source
-from tiga.codegen.kernels import keep, load, precision
-from tiga.codegen.plan_rows import Plan, plans, split_of
+from tiga.codegen.kernels import compiled, float32_setting, keep, load, multiprocessors, precision
+from tiga.codegen.plan_rows import Bucket, Plan, bucket, plans
 from tiga.codegen.rows import Analysis, Pass, Refused
+from tiga.preparation import Direction, directions, split_of
 from tiga.program import Program, evaluate_size
 from tiga.types import DTYPES, compute_dtype
 
@@ -49,129 +49,167 @@ def prepare(a: Analysis, work: Pass) -> Prepared:
     return Prepared(work, main, merge, tuple(given))
 
 
-@dataclass(frozen=True)
-class Listed:
+class Listed(NamedTuple):
     """One direction of a relation: the items of its owners, the rows that were cut, the other end of each entry."""
 
     items: Tensor
     merges: Tensor
     col: Tensor
     number: Tensor | None
+    num_own: int
     num_far: int
 
 
-def listed(p: Program, ints: tuple, relation: tuple, work: Pass) -> Listed:
-    """The direction that a pass visits; what the graph was not prepared for is made here."""
-    rowptr, col = relation[:2]
-    number = relation[2] if len(relation) > 2 else None
-    num_far = ints[1]
-    if (work.owner == "dst") == p.reverse:
-        rowptr, col, number = torch.ops.tiga.csr_transpose(rowptr, col, number, ints[1])
-        num_far = ints[0]
-    edges = col.shape[0]
-    # states of a user's reducer pass from edge to edge of a whole row
-    split = max(1, edges) if any(f.op == "scan" for f in work.folds) else split_of(edges)
-    items, merges = torch.ops.tiga.work_list(rowptr, edges, split)
-    return Listed(items, merges, col, number, num_far)
+class Lists:
+    """Both directions of a call's relation; what the graph was not prepared for is made when it is asked for."""
+
+    def __init__(self, relation: tuple[Tensor, ...], ints: Sequence[int]) -> None:
+        self.ints, self.num_edges = ints, relation[1].shape[0]
+        self.found = directions(relation)
+
+    def of(self, work: Pass) -> Listed:
+        """The direction that a pass visits."""
+        num_own, num_far = self.ints[:2]
+        direction = self.found[0]
+        if work.owner == "src":
+            num_own, num_far = num_far, num_own
+            direction = self.found[1] or self.turned()
+        rowptr, col, number, items, merges = direction
+        # states of a user's reducer pass from edge to edge of a whole row
+        if items is None or merges is None or (work.scans and merges.shape[0]):
+            split = self.num_edges + 1 if work.scans else split_of(self.num_edges)
+            items, merges = torch.ops.tiga.work_list(rowptr, self.num_edges, split)
+        return Listed(items, merges, col, number, num_own, num_far)
+
+    def turned(self) -> Direction:
+        rowptr, col, number = self.found[0][:3]
+        rowptr, col, number = torch.ops.tiga.csr_transpose(rowptr, col, number, self.ints[1])
+        return Direction(rowptr, col, number, None, None)
 
 
 @dataclass(frozen=True)
 class Call:
-    """A compiled kernel, its grid and arguments; `changing`: (where, which) of those that every call gives anew."""
+    """A compiled kernel and its arguments; `changing`: (where, which) of those that every call gives anew."""
 
     run: Callable[[int, list], Any]
-    grid: int
     values: list
     changing: tuple[tuple[int, tuple], ...]
     spills: int = 0
 
+    def __call__(self, grid: int, tensors: dict) -> None:
+        values = list(self.values)
+        for at, name in self.changing:
+            values[at] = tensors[name]
+        self.run(grid, values)
+
 
 @dataclass(frozen=True)
 class Record:
-    """All that a pass needs at tensors of one layout. memory: (which, elements or shape, dtype) of what it makes."""
+    """All that a pass needs at tensors of one layout, however many rows and edges there are.
 
-    calls: tuple[Call, ...]
-    memory: tuple[tuple[tuple, Any, torch.dtype], ...]
+    slots: (which, elements a slot, dtype) of the states that pieces leave; parts: (which, shape, dtype) of the sums
+    that each program keeps, of `most` programs.
+    """
+
+    plan: Plan
+    main: Call
+    merge: Call | None
+    slots: tuple[tuple[tuple, int, torch.dtype], ...]
+    parts: tuple[tuple[tuple, tuple, torch.dtype], ...]
+    most: int
 
 
 _records: dict[tuple, Record] = {}
 
 
-def launch(p: Program, ready: Prepared, tensors: dict, shapes: tuple, graph: Listed, rows: int) -> None:
-    """Run one pass of `rows` owners; partial sums of its sums over all edges are left in tensors["parts", ref]."""
-    device = graph.col.device
-    tensors["list", "items"], tensors["list", "merges"], tensors["list", "col"] = graph.items, graph.merges, graph.col
-    tensors["list", "number_of"] = graph.col if graph.number is None else graph.number
-    key: list[Any] = [ready, rows, graph.num_far, graph.number is None, device, precision(4, device)]
-    for name in (*ready.given, ("list", "items"), ("list", "merges"), ("list", "col"), ("list", "number_of")):
-        t = tensors[name]
-        if isinstance(t, Tensor):
-            key += (t.dtype, t.shape, t.stride(), t.data_ptr() % 16)
-    record = _records.get(tuple(key))
+def layout_key(p: Program, tensors: Sequence[Tensor], shapes: tuple, lists: Lists) -> tuple:
+    """All of a call that decides its kernels, but addresses and numbers of rows and edges.
+
+    What is made in the call has a layout that follows from this.
+    """
+    sizes = [bucket(n, lists.num_edges) for n in lists.ints[:2]]
+    key: list[Any] = [tensors[0].device, float32_setting(), *sizes]
+    for o, t, shape in zip(p.operands, tensors, shapes):
+        key += (shape if o.place == "shared" else shape[1:], t.stride(), t.data_ptr() & 15)
+    return (*key, *[t.dtype for t in tensors[len(p.operands) :]])
+
+
+def launch(p: Program, ready: Prepared, tensors: dict, shapes: tuple, graph: Listed, key: tuple) -> None:
+    """Run one pass; partial sums of its sums over all edges are left in tensors["parts", ref]."""
+    items, merges, col, number, num_own, num_far = graph
+    num_items, num_merges, num_edges, device = items.shape[0], merges.shape[0], col.shape[0], col.device
+    if num_items == 0:
+        return
+    num_slots = num_items - num_own + num_merges
+    tensors.update(zip(_LISTS, (items, merges, col, col if number is None else number)))
+    tensors.update(zip(_NUMBERS, (num_items, num_own, num_far, num_edges, num_slots)))
+    key = (ready, num_merges > 0, max(num_items, num_far, num_edges) >> 31 > 0, key)
+    record = _records.get(key)
     if record is None:
         if len(_records) >= MOST_RECORDS:
             _records.clear()
-        record = _records[tuple(key)] = recorded(p, ready, tensors, shapes, graph, rows)
-    for name, shape, dtype in record.memory:
-        tensors[name] = torch.empty(shape, dtype=dtype, device=device)
-    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-        for call in record.calls:
-            values = list(call.values)
-            for at, name in call.changing:
-                values[at] = tensors[name]
-            call.run(call.grid, values)
+        record = _records[key] = recorded(p, ready, tensors, shapes, graph, bucket(num_own, num_edges))
+    grid = -(-num_items // record.plan.rows)
+    if record.most:
+        grid = min(grid, record.most)
+    for name, width, dtype in record.slots:
+        tensors[name] = torch.empty(num_slots * width, dtype=dtype, device=device)
+    for name, shape, dtype in record.parts:
+        tensors[name] = torch.empty((grid, *shape), dtype=dtype, device=device)
+    with current(device):
+        record.main(grid, tensors)
+        if record.merge is not None:
+            record.merge(num_merges, tensors)
 
 
-def recorded(p: Program, ready: Prepared, tensors: dict, shapes: tuple, graph: Listed, rows: int) -> Record:
+_LISTS = tuple([("list", name) for name in ("items", "merges", "col", "number_of")])
+_NUMBERS = tuple([("number", name) for name in ("num_items", "num_own", "num_far", "num_edges", "num_slots")])
+
+
+def current(device: torch.device) -> contextlib.AbstractContextManager:
+    """Kernels are launched on the current device."""
+    if device.type != "cuda" or device.index in (None, torch.cuda.current_device()):
+        return contextlib.nullcontext()
+    return torch.cuda.device(device)
+
+
+def recorded(p: Program, ready: Prepared, tensors: dict, shapes: tuple, graph: Listed, size: Bucket) -> Record:
     """Kernels for tensors of this layout: of the first plan that does not spill, else of that which spills least.
 
     What some functions of CUDA's library keep in local memory counts as spilled, and is the same in every plan.
     """
-    num_edges, num_items, device = graph.col.shape[0], graph.items.shape[0], graph.col.device
-    if num_items == 0:
-        return Record((), ())
+    device, cut = graph.col.device, graph.merges.shape[0] > 0
     sizes = {a: evaluate_size(a, shapes, p.operands) if isinstance(a, tuple) else a for a in ready.main.axes}
-    for a in ready.main.whole:
-        if block(sizes[a]) != sizes[a]:
-            raise Refused(f"a reshape of {sizes[a]} features, which are no power of two")
-    cut = graph.merges.shape[0] > 0
-    slots = 2 * num_edges // split_of(num_edges) if cut else 1
-    memory: list[tuple] = [
-        (("slots", s), slots * blocks(s.axes, sizes), DTYPES[s.dtype]) for state in ready.main.states for s in state
+    slots = [(("slots", s), blocks(s.axes, sizes), DTYPES[s.dtype]) for state in ready.main.states for s in state]
+    sums = [
+        (f.outs[0], full_shape(p, f.outs[0], shapes), DTYPES[compute_dtype(p.types[f.outs[0]].dtype)])
+        for f in ready.work.shared
     ]
-    numbers = {
-        "num_items": num_items,
-        "num_far": graph.num_far,
-        "num_edges": num_edges,
-        "NUMBERED": graph.number is not None,
-    }
-    best: tuple[Call, Plan, list] | None = None
-    for plan in plans(*widths(p, ready, tensors), matrix(ready.main, sizes), rows, num_edges / max(1, rows)):
-        grid = -(-num_items // plan.rows)
-        sums = [
-            (f.outs[0], full_shape(p, f.outs[0], shapes), DTYPES[compute_dtype(p.types[f.outs[0]].dtype)])
-            for f in ready.work.shared
-        ]
-        if sums:
-            most = MOST_PARTS // max(1, sum([math.prod(shape) * dtype.itemsize for _, shape, dtype in sums]))
-            grid = min(grid, processors(device) * PROGRAMS, max(most, processors(device)))
-        parts = [(("parts", ref), (grid, *shape), dtype) for ref, shape, dtype in sums]
-        every = {**tensors, **{x: torch.empty(n, dtype=dtype, device=device) for x, n, dtype in (*memory, *parts)}}
-        main = made(ready.main, plan, grid, every, numbers, sizes, device)
+    parts = [(("parts", ref), shape, dtype) for ref, shape, dtype in sums]
+    most = 0
+    if sums:
+        bytes_of = sum([math.prod(shape) * dtype.itemsize for _, shape, dtype in sums])
+        most = min(multiprocessors(device) * PROGRAMS, max(MOST_PARTS // max(1, bytes_of), multiprocessors(device)))
+    every = dict(tensors)
+    every.update({x: torch.empty(n, dtype=dtype, device=device) for x, n, dtype in slots} if cut else {})
+    every.update({x: torch.empty(shape, dtype=dtype, device=device) for x, shape, dtype in parts})
+    constants = {"NUMBERED": graph.number is not None, "CUT": cut}
+    best: tuple[Call, Plan] | None = None
+    for plan in plans(*widths(p, ready, tensors), matrix(ready.main, sizes), size, p.launch):
+        main = made(ready.main, plan, every, constants, sizes, device)
         if main is not None and (best is None or main.spills < best[0].spills):
-            best = (main, plan, parts)
+            best = (main, plan)
         if best is not None and best[0].spills == 0:
             break
     if best is None:
         raise Refused("no plan fits this program's widths on this device")
-    main, plan, parts = best
-    if not cut or ready.merge is None:
-        return Record((main,), (*memory, *parts))
-    every = {**tensors, **{x: torch.empty(n, dtype=dtype, device=device) for x, n, dtype in memory}}
-    end = made(ready.merge, Plan(1, CHUNK, plan.warps), graph.merges.shape[0], every, numbers, sizes, device)
-    if end is None:
-        raise Refused("the states of a row's pieces do not fit this device")
-    return Record((main, end), (*memory, *parts))
+    main, plan = best
+    end = None
+    if cut and ready.merge is not None:
+        end = made(ready.merge, Plan(1, CHUNK, plan.warps), every, constants, sizes, device)
+        if end is None:
+            raise Refused("the states of a row's pieces do not fit this device")
+    return Record(plan, main, end, tuple(slots if cut else ()), tuple(parts), most)
 
 
 def full_shape(p: Program, ref: str, shapes: tuple) -> tuple:
@@ -212,68 +250,46 @@ def matrix(source: Source, sizes: dict) -> int:
     return max([block(sizes.get(a, 1)) for a in source.factors], default=0)
 
 
-def made(
-    source: Source, plan: Plan, grid: int, tensors: dict, numbers: dict, sizes: dict, device: torch.device
-) -> Call | None:
+def made(source: Source, plan: Plan, tensors: dict, constants: dict, sizes: dict, device: torch.device) -> Call | None:
     """The kernel for these arguments; None where it outgrows the chip."""
-    values, changing = arguments(source, plan, tensors, numbers, sizes)
-    fn = load(source.text)
+    values, changing = arguments(source, plan, tensors, constants, sizes, device)
     given = {at for at, _ in changing}
     kept = [None if at in given else x for at, x in enumerate(values)]  # no record keeps a tensor alive
     if device.type != "cuda":  # Triton's interpreter
-        return Call(lambda grid, values: fn[(grid,)](*values, num_warps=plan.warps), grid, kept, changing)
-    kernel = compiled(fn, values, plan, device)
+        fn = load(source.text)
+        return Call(lambda grid, values: fn[(grid,)](*values, num_warps=plan.warps), kept, changing)
+    kernel = compiled(source.text, load(source.text), values, plan, device)
     if kernel is None:
         return None
     keep(source.text, kernel)
-    return Call(lambda grid, values: kernel[grid, 1, 1](*values), grid, kept, changing, kernel.n_spills)
+    return Call(lambda grid, values: kernel[grid, 1, 1](*values), kept, changing, kernel.n_spills)
 
 
-def arguments(source: Source, plan: Plan, tensors: dict, numbers: dict, sizes: dict) -> tuple[list, tuple]:
+def arguments(
+    source: Source, plan: Plan, tensors: dict, constants: dict, sizes: dict, device: torch.device
+) -> tuple[list, tuple]:
     """A kernel's arguments, and where those stand that every call gives anew."""
     values: list[Any] = []
     changing = []
     for name, what, *rest in source.arguments:
         if what == "work":
-            what, rest = ("number", [name]) if name in numbers else ("list", [name])
-        if what == "number":
-            values.append(numbers[name])
-        elif (what, *rest) in tensors:
+            if name in constants:
+                values.append(constants[name])
+                continue
+            what, rest = ("number" if name[:4] == "num_" else "list"), [name]
+        if (what, *rest) in tensors:
             changing.append((len(values), (what, *rest)))
             values.append(tensors[what, rest[0]])
         else:
-            values.append(layout(what, rest, tensors))
+            values.append(None if what == "slots" else layout(what, rest, tensors))
     for a in source.axes:
         values += [sizes[a], block(sizes[a])]
-    device = tensors["list", "items"].device
     return [*values, plan.rows, plan.block_e, precision(4, device)], tuple(changing)
 
 
 def layout(what: str, rest: list, tensors: dict) -> int:
     """An integer that follows from a tensor's layout."""
     t = tensors["out" if what == "out_row" else "field", rest[0]]
-    if what in ("row", "out_row"):
-        return t.stride(0)
     if what == "rows":
         return t.shape[0]
-    return t.stride(rest[1])
-
-
-def compiled(fn: Any, values: list, plan: Plan, device: Any) -> Any:
-    """The kernel; None where it outgrows the chip."""
-    from triton.runtime.errors import OutOfResources
-
-    try:
-        with torch.cuda.device(device):
-            kernel = fn.warmup(*values, grid=(1,), num_warps=plan.warps)
-            kernel._init_handles()  # loads it: only then are spills and shared memory known
-    except OutOfResources:
-        return None
-    return kernel
-
-
-@functools.lru_cache
-def processors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    return t.stride(0) if what in ("row", "out_row") else t.stride(rest[1])

@@ -58,7 +58,6 @@ class Lines:
         self.row_sums: list[tuple] = []  # (name, axes, dtype) of sums over a row's edges that are no fold's
         self.weights: dict[tuple, str] = {}
         self.factors: list[Any] = []  # axes of matrix products
-        self.whole: list[Any] = []  # axes whose blocks must not be padded
 
     # Names and shapes.
 

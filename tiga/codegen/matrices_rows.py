@@ -82,10 +82,35 @@ class Matrices(Lines):
         return self.new(line, lead, axes, dtype, out)
 
     def write_reshape(self, line: Line) -> Value:
-        """Features in the order they have: which are powers of two, or lie otherwise."""
+        """Features in the order they have, which padded blocks do not lie in."""
         v, axes = self.value(line.args[0]), self.a.axes(line.outs[0])
-        self.whole += [a for a in (*v.axes, *axes) if a != 1]
-        return self.new(line, v.lead, axes, v.dtype, f"tl.reshape({v.text}, {self.shape(v.lead, axes)})")
+        real, into = ([a for a in sizes if a != 1] for sizes in (v.axes, axes))
+        shape = self.shape(v.lead, axes)
+        if not real or not into:
+            return self.new(line, v.lead, axes, v.dtype, f"tl.reshape({v.text}, {shape})")
+        flat, wide = (
+            self.shape(v.lead, ()).rstrip("]") + ", " * bool(v.lead) + self.area(x) + "]" for x in (real, into)
+        )
+        padded = " or ".join([f"{self.block(a)} != {self.size(a)}" for a in dict.fromkeys([*real, *into])])
+        text = f"reshaped({v.text}, {self.rearranged(real, into)}, {flat}, {wide}, {shape}, {padded})"
+        return self.new(line, v.lead, axes, v.dtype, text)
+
+    def area(self, axes: list) -> str:
+        return " * ".join([self.block(a) for a in axes])
+
+    def rearranged(self, axes: list, into: list) -> str:
+        """Where each feature of the blocks `into` lies in the blocks `axes`: a name."""
+        after = lambda name, all_, k: "".join([f" * {name(a)}" for a in all_[k + 1 :]])
+        n, inside, _ = self.features(tuple(into))
+        number = " + ".join([f"{n}_{k}" + after(self.size, into, k) for k in range(len(into))])
+        name, terms = self.name("at"), []
+        for k, a in enumerate(axes):
+            below = after(self.size, axes, k)[3:]
+            place = f"{name}_n // ({below})" if below else f"{name}_n"
+            terms.append(f"{place} % {self.size(a)}" + after(self.block, axes, k))
+        self.body.once.append(f"{name}_n = tl.where({inside}, {number}, 0)")
+        self.body.once.append(f"{name} = {' + '.join(terms)}")
+        return name
 
     write_reshape_like = write_reshape
 

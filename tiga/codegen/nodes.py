@@ -17,6 +17,7 @@ from tiga.codegen.tiles import (
     Work,
     literal_text,
 )
+from tiga.codegen.tiles_pruned import skips_tiles
 from tiga.program import Line, Program
 
 _NODE_OPS = ELEMENTWISE | {"to", "zeros_like", *SAME}
@@ -252,7 +253,9 @@ class Planner:
         nodes = Nodes(self.axes, w.owner, tuple(w.heads))
         results = {o for line, *_ in w.folds for o in line.outs if line.attrs[1] != "scatter"}
         mine = results | set(after)
-        outputs = [self.output(r, k, nodes.vector(r)) for k, r in enumerate(self.p.returns) if r in mine]
+        returned = [(k, r) for k, r in enumerate(self.p.returns) if r in mine]
+        maps = tuple([self.output(r, k, ()) for k, r in returned if self.axes.place(r) == "shared"])
+        outputs = [self.output(r, k, nodes.vector(r)) for k, r in returned if self.axes.place(r) == w.owner]
         for a in dict.fromkeys([a for line in late for a in line.args if a in mine]):
             outputs.append(self.output(a, None, nodes.vector(a)))
         known = frozenset(results) | {line.outs[0] for line in before}
@@ -281,6 +284,9 @@ class Planner:
             tables,
             w.inners,
             w.loops,
+            maps,
+            w.within,
+            w.within is not None and skips_tiles(w),
         )
 
     def table(self, line: Line) -> Output:
@@ -297,7 +303,7 @@ class Planner:
 
     def early(self, by_torch: list[str], late: tuple[Line, ...], works: list[Work]) -> tuple[Line, ...]:
         """What torch computes on nodes before the edges: for kernels, for `late`, and for what is returned."""
-        made = {o.result for w in works for o in (*w.outputs, *w.edge_outputs)}
+        made = {o.result for w in works for o in (*w.outputs, *w.edge_outputs, *w.maps)}
         returned = [r for k, r in enumerate(self.p.returns) if k not in made]
         needed = {*by_torch, *[a for line in late for a in line.args], *returned}
         kept = []

@@ -7,13 +7,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Plan:
-    """block_m owners by block_n others a tile; masked: the stages of the loop over tiles with a mask."""
+    """block_m owners by block_n others a tile; masked: the stages of the loop over tiles with a mask.
+
+    From 64 owners on a warp multiplies 16 of them. Triton 3.6 gives further warps owners that the tile does not have,
+    and reads past its memory.
+    """
 
     block_m: int
     block_n: int
     warps: int
     stages: int
     masked: int = 1
+
+    def __post_init__(self) -> None:
+        if self.block_m >= 64 and self.warps * 16 > self.block_m:
+            raise ValueError(f"{self.warps} warps for {self.block_m} owners: at most {self.block_m // 16}")
 
 
 # Vectors of one item size up to a width: plans for at most so many sums of vectors, best first.
@@ -26,10 +34,9 @@ _TABLE = (
     (2, 64, 9, ((64, 32, 4, 2), (32, 32, 4, 2))),
     (2, 128, 1, ((128, 64, 8, 3, 2), (128, 64, 8, 2), (64, 64, 4, 3))),
     (2, 128, 2, ((128, 64, 8, 3, 2), (128, 64, 8, 3), (128, 32, 8, 3, 3), (64, 32, 4, 2))),
-    (2, 128, 9, ((64, 32, 8, 2), (32, 32, 4, 2))),
-    (2, 1 << 20, 1, ((64, 64, 8, 2), (64, 32, 8, 2), (64, 32, 4, 2))),
-    (2, 1 << 20, 9, ((64, 32, 8, 2), (32, 32, 8, 2), (32, 32, 4, 2))),
-    (4, 64, 9, ((64, 32, 8, 2),)),
+    (2, 128, 9, ((64, 32, 4, 2), (32, 32, 4, 2))),
+    (2, 1 << 20, 9, ((32, 64, 8, 2), (32, 32, 8, 2), (32, 32, 4, 2))),
+    (4, 64, 9, ((128, 32, 8, 2), (64, 32, 4, 2))),
     (4, 1 << 20, 9, ((32, 32, 8, 1),)),
 )
 MERGE = Plan(1, 32, 4, 1)  # of the states of parts: one owner, so many parts at a time
@@ -46,3 +53,16 @@ def plans(width: int, itemsize: int, sums: int, rows: int) -> list[Plan]:
         few = max(16, 1 << (rows - 1).bit_length())
         found = ((few, 64, 4, 3), (few, 32, 4, 2), *[p for p in found if p[0] <= few])
     return [Plan(*p) for p in (*found, *_SMALL)]
+
+
+def candidates(some: list[Plan]) -> list[Plan]:
+    """Plans to time: those of the table, and neighbours of its first two in tile sizes and stages."""
+    found = dict.fromkeys(some)
+    for p in some[:2]:
+        for m, n in ((2, 2), (2, 4), (2, 1), (4, 2), (1, 2), (1, 4)):  # halves
+            block_m, block_n = p.block_m * m // 2, p.block_n * n // 2
+            for stages in (p.stages, p.stages + 1, p.stages - 1):
+                if 16 <= block_m <= 128 and 16 <= block_n <= 128 and 1 <= stages <= 4:
+                    warps = 8 if block_m >= 128 else p.warps if block_m < 64 else 4
+                    found[Plan(block_m, block_n, warps, stages, min(p.masked, stages))] = None
+    return list(found)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
-SPLIT = 256
-"""Edges of an item, at least, before a row is cut: below it a piece does not pay for its state's way through memory."""
-PIECES = 8192
-"""Items that all edges are worth: of larger graphs longer ones, so that states of pieces stay small beside fields."""
 REGISTERS = 32
 """Of a thread, for one value of all edges that a program visits at a time: several such live at once."""
 FEW_EDGES = 8
 """Edges of a row at a time where several rows share a warp."""
 FEW_PROGRAMS = 2048
 """Warps that a GPU holds at once, about: fewer rows are not packed."""
+MOST_NUMBERS = 1 << 20
+"""Of one tile, by Triton."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,23 @@ class Plan:
     rows: int
     block_e: int
     warps: int
+    stages: int = 3
+
+
+class Bucket(NamedTuple):
+    """All that plans ask of a graph's sizes, in powers of two.
+
+    spare: rows that may share a program, at most: fewer programs than a GPU holds are not packed. few: edges of a row.
+    """
+
+    spare: int
+    few: int
+
+
+@functools.lru_cache(4096)
+def bucket(num_rows: int, num_edges: int) -> Bucket:
+    spare = min(32, 1 << max(0, (num_rows // FEW_PROGRAMS).bit_length() - 1))
+    return Bucket(spare, min(FEW_EDGES, 1 << max(0, -(-num_edges // max(1, num_rows)) - 1).bit_length()))
 
 
 # Widest factor of a matrix product an edge: (rows, edges, warps), best first. Products need 16 rows x edges or more.
@@ -32,9 +49,21 @@ _MATRICES = (
 )
 
 
-def plans(row_bytes: int, features: int, matrix: int, num_rows: int, mean_degree: float) -> list[Plan]:
-    """The plans to try, best first.
+def plans(row_bytes: int, features: int, matrix: int, size: Bucket, asked: tuple[int, int] = (0, 0)) -> list[Plan]:
+    """The plans to try, best first: what was asked for, (edges a program visits at a time, warps), before all others.
 
+    0 asks for nothing.
+    """
+    usual = _plans(row_bytes, features, matrix, size)
+    block_e, warps = asked[0] or usual[0].rows * usual[0].block_e, asked[1] or usual[0].warps
+    if asked == (0, 0) or block_e * _power(features) > MOST_NUMBERS:
+        return usual
+    rows = min(usual[0].rows, block_e)
+    return [Plan(rows, block_e // rows, warps), *usual]
+
+
+def _plans(row_bytes: int, features: int, matrix: int, size: Bucket) -> list[Plan]:
+    """
     An edge gathers vectors of `row_bytes` at most, and holds `features` numbers; `matrix` is the widest factor of its
     matrix products, 0 without any. A warp reads 512 bytes at once: of one edge where its vector is as wide, else of
     several, and of several rows where there are enough of them. Half the edges at a time where registers do not
@@ -46,15 +75,9 @@ def plans(row_bytes: int, features: int, matrix: int, num_rows: int, mean_degree
     lanes = min(32, _power(row_bytes / 16))
     warps = min(4, _power(features / 256))
     edges = max(1, min(64, REGISTERS * 32 * warps // _power(features)))
-    few = min(FEW_EDGES, _power(mean_degree))
-    rows = max(1, min(32 // lanes, edges // few, _power(num_rows / FEW_PROGRAMS + 1) // 2))
+    rows = max(1, min(32 // lanes, edges // size.few, size.spare))
     edges //= rows
     return [*[Plan(rows, edges >> k, warps) for k in range(3) if edges >> k], Plan(1, 1, max(4, warps))]
-
-
-def split_of(num_edges: int) -> int:
-    """Edges of one item at most."""
-    return max(SPLIT, min(16 * SPLIT, _power(num_edges / PIECES)))
 
 
 def _power(x: float) -> int:

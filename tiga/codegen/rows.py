@@ -7,6 +7,7 @@ fold. What it cannot do is done by torch, around it.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 from tiga.primitives import PRIMITIVES
@@ -48,6 +49,11 @@ class Pass:
     lines: tuple[Line, ...]
     inputs: tuple[str, ...]
     results: tuple[str, ...]
+
+    @functools.cached_property
+    def scans(self) -> bool:
+        """Whether a user's reducer passes its states from edge to edge."""
+        return any([f.op == "scan" for f in self.folds])
 
 
 class Analysis:
@@ -260,3 +266,16 @@ def sums_of_rows(p: Program) -> tuple[Line, ...]:
             line = Line(line.outs, line.op, inner.args, line.attrs)
         lines.append(line)
     return tuple([line for line in lines if line.outs[0] not in gone])
+
+
+def around(analysis: Analysis, passes: tuple[Pass, ...]) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
+    """The lines that torch computes, before the passes and after them."""
+    made = {r for work in passes for r in (*work.results, *work.stored, *[f.outs[0] for f in work.shared])}
+    wanted = {*analysis.p.returns, *[r for work in passes for r in work.inputs]}
+    lines: list[Line] = []
+    for line in reversed(analysis.lines):
+        if any(o in wanted and o not in made for o in line.outs):
+            lines.insert(0, line)
+            wanted.update(read_args(line))
+    early = tuple([line for line in lines if line.outs[0] not in analysis.late])
+    return early, tuple([line for line in lines if line.outs[0] in analysis.late])

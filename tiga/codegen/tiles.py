@@ -13,6 +13,7 @@ from typing import Any
 
 from tiga.primitives import PRIMITIVES
 from tiga.program import Line, Program, read_number
+from tiga.reducers import PRUNED
 from tiga.types import Total, is_one
 
 ELEMENTWISE = frozenset(
@@ -22,7 +23,7 @@ ELEMENTWISE = frozenset(
     ).split()
 )
 SAME = ("unsqueeze", "squeeze", "spread", "expand_like")  # the same number, under other dimensions
-FOLDS = ("sum", "softmax", "count", "max", "min", "scatter")
+FOLDS = ("sum", "softmax", "count", "max", "min", "scatter", *PRUNED)
 MOST_AXES = 4
 # sums of vectors a kernel, of 16 and of 32 bits: more than these take the registers that its products need
 MOST_VECTORS = {"f16": 2, "bf16": 2, "f32": 1}
@@ -37,7 +38,7 @@ class Input:
     """A tensor the kernel reads. side: own, far, edge, shared. dims: the axis of every feature dimension, or 1.
 
     mode: "number" a row; "vector", its axis `vector` whole; "column", one feature of `vector` at a time; "table", rows
-    of a shared table by a computed number.
+    of a shared table by a computed number; "map", one number a tile.
     """
 
     ref: str
@@ -66,6 +67,15 @@ class Fold:
     field: Input | None
     lines: tuple[str, ...]
     factors: tuple[str, ...] = ()
+
+    @property
+    def pruned(self) -> bool:
+        return self.line.attrs[1] in PRUNED
+
+    @property
+    def reducer(self) -> str:
+        """What it is but for tiles that it skips."""
+        return "softmax" if self.pruned else self.line.attrs[1]
 
 
 @dataclass(frozen=True)
@@ -96,6 +106,14 @@ class Work:
     tables: dict[int, Output]  # a fold into a table -> its sums, of each tile of owners apart
     inners: dict[str, tuple[str, str]]  # a sum that is an inner product -> the vectors of src and dst
     loops: dict[str, tuple[Any, tuple[str, ...]]]  # any other sum over features -> its axis, the edge values inside
+    maps: tuple[Output, ...] = ()  # one number a tile
+    within: tuple[int, int] | None = None  # tiles of owners and others, of a map that is read, that tiles must divide
+    skips: bool = False  # whether a tile that no map kept adds nothing at all
+
+    @property
+    def tile(self) -> tuple[int, int] | None:
+        """The owners and others of a tile, where what is computed depends on them."""
+        return next((tile_of(f.line) for f in self.folds if f.pruned), None)
 
 
 @dataclass(frozen=True)
@@ -106,6 +124,10 @@ class Tiles:
     early: tuple[Line, ...]
     late: tuple[Line, ...]
     axes: Axes
+
+
+def tile_of(line: Line) -> tuple[int, int]:
+    return int(line.args[3]), int(line.args[4])
 
 
 def literal_text(word: str) -> str | None:
@@ -168,12 +190,15 @@ class EdgeWork:
         self.order: dict[str, None] = {}
         self.inners: dict[str, tuple[str, str]] = {}  # a sum -> the vectors of src and dst
         self.loops: dict[str, tuple[Any, tuple[str, ...]]] = {}  # a sum -> its axis, the edge values inside its loop
+        self.within: tuple[int, int] | None = None
         self.lines, self.returned = folds, returned
         self.folds = sorted([self.fold(line) for line in folds], key=lambda f: len(f[3]))
         summed = [f[2] for f in self.folds if f[2] is not None]
         most = min([MOST_VECTORS[self.p.types[ref].dtype] for ref in summed], default=len(folds))
         if len(summed) > most:
             raise Refused(f"more than {most} sums of vectors")
+        if len({tile_of(line) for line in folds if line.attrs[1] in PRUNED}) > 1:
+            raise Refused("tiles of two shapes")
         self.order = {}
         for ref in returned:
             self.numbers = True
@@ -198,10 +223,11 @@ class EdgeWork:
             numbers = line.args[:2]
             if self.p.batch:
                 raise Refused("the gradient of a table under vmap")
-        elif name == "softmax":
-            score, value = line.args
+        elif name == "softmax" or name in PRUNED:
+            score, value, *limit = line.args[:3]
+            numbers = (score, value, *limit)
             if self.is_far_vector(value, score):
-                field, numbers = value, (score,)
+                field, numbers = value, (score, *limit)
         elif name == "sum":
             arg = line.args[0]
             pair = self.p.definitions[arg].args if arg in self.lazy else ()
@@ -302,9 +328,21 @@ class EdgeWork:
                 raise Refused("arange a feature")
         elif line.op == "number":
             self.numbers = True
+        elif line.op == "kept":
+            self.kept(line)
         elif line.op != "zeros_like":
             raise Refused(f"{line.op} on the edge")
         self.order[ref] = None
+
+    def kept(self, line: Line) -> None:
+        rows, cols = (int(x) for x in line.attrs)
+        within = (rows, cols) if self.owner == "dst" else (cols, rows)
+        if self.within not in (None, within):
+            raise Refused("maps of two tiles")
+        if self.p.kind == "blocks":
+            raise Refused("a map of the tiles of packed sequences")
+        self.within = within
+        self.reads[line.args[0], "map"] = None
 
     def gather(self, line: Line, column: Any | None) -> None:
         table, i = line.args

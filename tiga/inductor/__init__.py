@@ -6,8 +6,23 @@ import sys
 import warnings
 from collections.abc import Callable
 
-HOOKS: tuple[Callable[[], None], ...] = ()
-"""What tiga registers with Inductor, each once. None in this version: Inductor leaves the operator where it is."""
+import torch
+
+
+def _version() -> None:
+    from tiga.inductor import version
+
+    version.install()
+
+
+def _neighbours() -> None:
+    from tiga.inductor import fusion
+
+    fusion.install()
+
+
+HOOKS: tuple[Callable[[], None], ...] = (_version, _neighbours)
+"""What tiga registers with Inductor, each once."""
 
 _installed = False
 
@@ -20,7 +35,7 @@ def install() -> None:
     the operator stays opaque - correct, not fused.
     """
     global _installed
-    if _installed or "torch._inductor.compile_fx" not in sys.modules:
+    if _installed or not _is_there():
         return
     _installed = True
     try:
@@ -32,3 +47,15 @@ def install() -> None:
             "neighbours.",
             stacklevel=2,
         )
+
+
+def _is_there() -> bool:
+    """Whether Inductor is loaded, or about to be: the first key of its cache is made before it traces the operator."""
+    if "torch._inductor.compile_fx" in sys.modules:
+        return True
+    try:
+        tracer = sys.modules["torch._dynamo.symbolic_convert"].InstructionTranslator.current_tx()
+        backend = torch._dynamo.eval_frame.innermost_backend(tracer.output.compiler_fn)
+        return isinstance(backend, torch._TorchCompileInductorWrapper)
+    except (KeyError, AttributeError):
+        return False  # nothing is being traced

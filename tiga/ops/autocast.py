@@ -15,9 +15,12 @@ from tiga.builder import Builder, Value
 from tiga.parser import parse
 from tiga.primitives import PRIMITIVES
 from tiga.program import Program, read_number, to_text
+from tiga.reducers import PRUNED
 from tiga.types import NAMES
 
 _POSITION_NAMES = ("pos", "position", "positions")
+# which argument is the value that is reduced
+_REDUCED = {"sum": 0, "max": 0, "min": 0, "softmax": 1, **dict.fromkeys(PRUNED, 1)}
 
 
 @functools.lru_cache(4096)
@@ -76,11 +79,8 @@ class _Autocast:
                 continue
             if line.op == "reduce":
                 place, name = line.attrs
-                last = len(line.args) - 1
-                wanted = [
-                    self.cast(a) if (name in ("sum", "softmax", "max", "min") and k == last) else self.argument(a)
-                    for k, a in enumerate(line.args)
-                ]
+                value = _REDUCED.get(name)
+                wanted = [self.cast(a) if k == value else self.argument(a) for k, a in enumerate(line.args)]
                 for o, v in zip(line.outs, self.builder.reduce(place, name, tuple(wanted))):
                     self.values[o] = v
                 continue

@@ -14,6 +14,8 @@ from tiga.errors import TigaError
 from tiga.program import Operand, Program, evaluate_size
 from tiga.types import DTYPES, Total
 
+WIDTHS = {"items": 4, "back_items": 4, "merges": 3, "back_merges": 3}
+"""Columns of the relation's tensors that are tables."""
 # the numbers each kind's ints hold
 _NUM_INTS = {kind: len(row.int_names) for kind, row in relations.RELATIONS.items()}
 
@@ -69,39 +71,66 @@ def _feature_sizes(p: Program, forms: tuple) -> tuple:
     device = forms[0][1]
     for o, form in zip(p.operands, forms):
         _check_operand(o, form, device)
-    for dtype, where, rank, _ in forms[len(p.operands) :]:
+    for name, (dtype, where, rank, _) in zip(_names(p.kind, p.relation_tensors), forms[len(p.operands) :]):
         if where != device:
             raise TigaError(
                 f"the graph's tensors are on {where}, {p.operands[0].place} field {p.operands[0].name!r} on "
                 f"{device}. Move the graph with graph.to(...)."
             )
-        if rank != 1 or dtype not in (torch.int32, torch.int64):
+        if rank != 1 + (name in WIDTHS) or dtype not in (torch.int32, torch.int64):
             raise TigaError(
                 f"tiga::propagate: a {p.kind} relation's tensors are lists of int32 or int64; "
-                f"one is {dtype} with {rank} dimensions."
+                f"{name} is {dtype} with {rank} dimensions."
             )
     shapes = tuple([form[3] if o.place == "shared" else (None, *form[3]) for o, form in zip(p.operands, forms)])
     _check_sizes(p, shapes)
     return tuple([[evaluate_size(s, shapes, p.operands) for s in p.types[ref].sizes] for ref in p.returns])
 
 
+def _names(kind: str, count: int) -> tuple[str, ...]:
+    """Of a relation's tensors."""
+    return next((x for x in relations.RELATIONS[kind].tensor_names if len(x) == count), ())
+
+
 def check_relation(p: Program, relation: Sequence[Tensor], ints: Sequence[int]) -> None:
     """The lengths of the relation's tensors; asked where they run, so that no compiler equates sizes."""
-    lengths = tuple([t.shape[0] for t in relation])
-    wanted = (
-        {
-            "csr": (ints[0] + 1, *[lengths[1]] * (len(lengths) - 1)),
-            "intervals": (ints[0],) * len(lengths),
-            "blocks": (lengths[-1] + 1,) * 2 + (lengths[-1],) * 2,
-        }[p.kind]
-        if lengths
-        else ()
-    )
+    if relation:
+        _check_lengths(p.kind, tuple([t.shape for t in relation]), *ints[:2])
+
+
+@functools.lru_cache(8192)
+def _check_lengths(kind: str, shapes: tuple, num_dst: int, num_src: int) -> None:
+    lengths = tuple([shape[0] for shape in shapes])
+    if kind == "csr" and len(shapes) > 3:
+        lengths = lengths[: 3 if len(shapes) in (5, 10) else 2]
+        _check_prepared(shapes, num_dst, num_src)
+    wanted = {
+        "csr": (num_dst + 1, *[lengths[1]] * (len(lengths) - 1)),
+        "intervals": (num_dst,) * len(lengths),
+        "blocks": (lengths[-1] + 1,) * 2 + (lengths[-1],) * 2,
+    }[kind]
     if lengths != wanted:
         raise TigaError(
-            f"tiga::propagate: a {p.kind} relation of {ints[0]} by {ints[1]} has tensors of lengths {wanted}; "
+            f"tiga::propagate: a {kind} relation of {num_dst} by {num_src} has tensors of lengths {wanted}; "
             f"{lengths} were given."
         )
+
+
+def _check_prepared(shapes: tuple, num_dst: int, num_src: int) -> None:
+    """What is prepared of a list: kernels bound what it holds, here are its lengths."""
+    edges = shapes[1][0]
+    exact = {"back_rowptr": num_src + 1, "back_col": edges, "back_number": edges}
+    least = {"items": num_dst, "back_items": num_src}
+    for name, shape in zip(_names("csr", len(shapes)), shapes):
+        if name in WIDTHS:
+            wrong = shape[0] < least.get(name, 0) or shape[1] != WIDTHS[name]
+        else:
+            wrong = shape[0] != exact.get(name, shape[0])
+        if wrong:
+            raise TigaError(
+                f"tiga::propagate: {name} of a csr relation of {num_dst} by {num_src} with {edges} edges has the shape "
+                f"{tuple(shape)}. Pass what graph.prepare() made of this relation."
+            )
 
 
 _ROWS = {"dst": "destinations", "src": "sources", "edge": "edges"}
@@ -152,9 +181,23 @@ def allocate(p: Program, tensors: Sequence[Tensor], ints: Sequence[Any], sizes: 
     outputs = []
     for ref, features in zip(p.returns, sizes or feature_sizes(p, tensors)):
         t = p.types[ref]
+        if features and isinstance(features[-1], Total):
+            outputs.append(_map_of_tiles(p, ref, features[:-2], tensors, ints))
+            continue
         rows = [] if t.place == "shared" else [_rows(p, t.place, tensors, ints)]
         outputs.append(tensors[0].new_empty(rows + features, dtype=DTYPES[t.dtype]))
     return outputs
+
+
+def _map_of_tiles(p: Program, ref: str, heads: list, tensors: Sequence[Tensor], ints: Sequence[Any]) -> Tensor:
+    """[*heads, tiles of destinations, tiles of sources]: tiles without edges keep 0, or nan."""
+    of_dst, of_src = (int(word) for word in p.definitions[ref].args[3:5])
+    rows = (_rows(p, "dst", tensors, ints) + of_dst - 1) // of_dst
+    if p.kind == "blocks":  # each is tiled within itself, and so are rows before the first and after the last
+        rows = rows + tensors[len(p.operands) + 2].shape[0] + 2
+    sizes = [*heads, rows, (_rows(p, "src", tensors, ints) + of_src - 1) // of_src]
+    t = p.types[ref]
+    return tensors[0].new_full(sizes, float("nan") if t.floating else 0, dtype=DTYPES[t.dtype])
 
 
 def _rows(p: Program, place: str, tensors: Sequence[Tensor], ints: Sequence[Any]) -> Any:

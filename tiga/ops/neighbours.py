@@ -1,4 +1,4 @@
-"""tiga::radius and tiga::knn: neighbour searches, whose number of edges only the positions tell."""
+"""tiga::radius, radius_periodic and knn: neighbour searches, whose number of edges only the positions tell."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tiga import neighbours
+from tiga import neighbours, periodic
 from tiga.ops.friendly import declare
 
 
@@ -48,6 +48,45 @@ def radius(
     [[0, 1, 2, 2], [1, 0]]
     """
     return neighbours.radius_edges(positions, cutoff, batch, loop, max_neighbors)
+
+
+def _radius_periodic_fake(
+    positions: Tensor,
+    cutoff: float,
+    cell: Tensor,
+    batch: Tensor | None = None,
+    loop: bool = False,
+    max_neighbors: Any = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    periodic.check_cell(cell, positions, neighbours.check_points(positions, batch, "Graph.radius"))
+    rowptr, col = _radius_fake(positions, cutoff, batch, loop, max_neighbors)
+    return rowptr, col, positions.new_empty((col.shape[0], positions.shape[1]), dtype=torch.int32)
+
+
+@declare(
+    "radius_periodic(Tensor positions, float cutoff, Tensor cell, Tensor? batch=None, bool loop=False, "
+    "SymInt? max_neighbors=None) -> (Tensor rowptr, Tensor col, Tensor image)",
+    _radius_periodic_fake,
+)
+def radius_periodic(
+    positions: Tensor,
+    cutoff: float,
+    cell: Tensor,
+    batch: Tensor | None = None,
+    loop: bool = False,
+    max_neighbors: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """{(i, j, n): |x_j - x_i + sum_k n_k cell[k]| <= cutoff, (j, n) != (i, 0) unless loop}, ordered by (i, j, n).
+
+    rowptr, col and errors of radius; image [num_edges, dim], int32, is n. cell (dim, dim), a row a period and zeros for
+    none, or (samples, dim, dim), numbered by batch. Raises TigaError too for a cell that is flat, or that the cutoff
+    reaches over more than 500 times. Deterministic; no derivative.
+
+    >>> import tiga, torch
+    >>> [t.tolist() for t in torch.ops.tiga.radius_periodic(torch.tensor([[0.0], [1.0]]), 1.0, torch.tensor([[3.0]]))]
+    [[0, 1, 2], [1, 0], [[0], [0]]]
+    """
+    return periodic.periodic_edges(positions, cutoff, cell, batch, loop, max_neighbors)
 
 
 def _knn_fake(positions: Tensor, k: Any, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -19,17 +19,18 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 from torch.autograd.function import _SingleLevelFunction
 
-from tiga import passes, relations
+from tiga import passes, prune, relations
 from tiga.adjoint import adjoint, augment
 from tiga.derivation import Derived, saved_outputs
 from tiga.errors import TigaError
 from tiga.layouts import BUDGET
-from tiga.ops import dispatch
+from tiga.ops import dispatch, sharding
 from tiga.ops.autocast import autocast
 from tiga.ops.batch import batched, sample_dims
 from tiga.ops.checks import allocate, check, check_relation
 from tiga.ops.library import LIB, outside_dynamo
 from tiga.parser import parse
+from tiga.preparation import KERNEL_DEVICES
 from tiga.program import Program
 from tiga.reference import interpret
 from tiga.tangent import tangent
@@ -52,12 +53,16 @@ def composite(program: str, tensors: list[Tensor], ints: list[int], scalars: lis
     _check_edges(p, tensors, ints)
     outputs = allocate(p, tensors, ints, sizes)
     device = tensors[0].device.type
+    if p.pruned:
+        prune.refuse(p.pruned, None, device, p.kind)
     if device in KERNEL_DEVICES:
         from tiga.ops import rows, tiles  # Triton is imported where a kernel runs, not before
 
         reason = (rows if p.kind == "csr" else tiles).run(p, tensors, ints, scalars, outputs)
         if not reason:
             return outputs
+        if p.pruned:
+            prune.refuse(p.pruned, None, device, p.kind, f"no kernel fits this program ({reason})")
         if device == "cuda":
             _say_composite(reason)
     interpret(p, tensors, ints, scalars, outputs)
@@ -76,7 +81,6 @@ def _check_edges(p: Program, tensors: Sequence[Tensor], ints: Sequence[int]) -> 
                 raise TigaError(f"edge field {o.name!r} has {t.shape[0]} rows, but the graph has {wanted} edges.")
 
 
-KERNEL_DEVICES = {"cuda"}
 _warned: set[str] = set()
 
 
@@ -99,6 +103,8 @@ def _say_composite(reason: str) -> None:
 def fake(program: str, tensors: list[Tensor], ints: list[Any], scalars: list[float]) -> list[Tensor]:
     _install_inductor()
     p = parse(program)
+    if p.pruned:
+        prune.refuse(p.pruned, None, tensors[0].device.type, p.kind)
     return allocate(p, tensors, ints, check(p, tensors, ints, scalars))
 
 
@@ -213,6 +219,12 @@ def differentiable(
         with torch._C._AutoDispatchBelowAutograd():
             return run(program, tensors, ints, scalars)
     passes.applied("augment")
+    p = parse(program)
+    if p.pruned and p.kind == "blocks":
+        raise TigaError(
+            "prune_backward over packed sequences: their tiles are no grid, and no gradient kernel reads them. Give "
+            "the same graph as tg.Graph.intervals, or leave pruning out."
+        )
     arguments = (run, augment(program), ints, scalars, *tensors)
     if torch._C._are_functorch_transforms_active():
         from torch._functorch.utils import enable_single_level_autograd_function
@@ -225,7 +237,10 @@ def differentiable(
 
 
 def autograd(program: str, tensors: list[Tensor], ints: list[int], scalars: list[float]) -> list[Tensor]:
-    return differentiable(composite if dispatch.is_plain(tensors) else _op, program, tensors, ints, scalars)
+    if dispatch.is_plain(tensors):
+        return differentiable(composite, program, tensors, ints, scalars)
+    sharding.install()
+    return differentiable(_op, program, tensors, ints, scalars)
 
 
 def call(program: str, tensors: list[Tensor], ints: list[int], scalars: list[float]) -> list[Tensor]:

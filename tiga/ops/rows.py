@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tiga import passes
-from tiga.codegen import launch_rows
-from tiga.codegen.launch_rows import Prepared, launch, prepare
-from tiga.codegen.rows import Analysis, Refused, read_args
+from tiga.codegen.launch_rows import Lists, Prepared, launch, layout_key, prepare
+from tiga.codegen.rows import Analysis, Refused, around, read_args
 from tiga.program import Line, Program, evaluate_size
 from tiga.reference import Run
 from tiga.reference_ops import fold_rows
@@ -22,13 +21,21 @@ from tiga.types import DTYPES, compute_dtype
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """The passes of a program, and the node lines that torch computes before and after them; or why there are none."""
+    """The passes of a program, and the node lines that torch computes before and after them; or why there are none.
+
+    refs: the operands, and whether each is a number. filled: the output that a kernel fills with a value.
+    """
 
     passes: tuple[Prepared, ...] = ()
     early: tuple[Line, ...] = ()
     late: tuple[Line, ...] = ()
-    read: frozenset[str] = frozenset()
+    refs: tuple[tuple[str, bool], ...] = ()
+    filled: dict[str, int] = field(default_factory=dict)
     reason: str = ""
+
+    @functools.cached_property
+    def texts(self) -> tuple[str, ...]:
+        return tuple([k.main.text for k in self.passes])
 
 
 @functools.lru_cache(4096)
@@ -41,16 +48,16 @@ def planned(p: Program) -> Planned:
         ready = tuple([prepare(analysis, work) for work in works])
     except Refused as e:
         return Planned(reason=str(e))
-    made = {r for work in works for r in (*work.results, *work.stored, *[f.outs[0] for f in work.shared])}
-    wanted = {*p.returns, *[r for work in works for r in work.inputs]}
-    lines: list[Line] = []
-    for line in reversed(analysis.lines):
-        if any(o in wanted and o not in made for o in line.outs):
-            lines.insert(0, line)
-            wanted.update(read_args(line))
-    early = tuple([line for line in lines if line.outs[0] not in analysis.late])
-    late = tuple([line for line in lines if line.outs[0] in analysis.late])
-    return Planned(ready, early, late, frozenset([a for line in late for a in read_args(line)]))
+    early, late = around(analysis, works)
+    read = {a for line in late for a in read_args(line)}
+    results = {r for work in works for r in work.results}
+    filled = {r: p.returns.index(r) for work in works for r in work.stored}
+    for k, ref in enumerate(p.returns):
+        t = p.types[ref]
+        if ref in results and ref not in filled and (compute_dtype(t.dtype) == t.dtype or ref not in read):
+            filled[ref] = k  # else memory of its own: rows that later lines read are not rounded
+    refs = tuple([(o.ref, o.flag == "number") for o in p.operands])
+    return Planned(ready, early, late, refs, filled)
 
 
 def run(
@@ -78,19 +85,30 @@ class _Whole:
 
 class _Rows(Run):
     def __init__(self, p: Program, tensors: Any, ints: Any, scalars: Any, outputs: list[Tensor], plan: Planned) -> None:
-        super().__init__(p, tensors, ints, (), outputs)
+        self.p, self.ints, self.outputs, self.plan = p, ints, outputs, plan
+        self.num_dst, self.num_src = ints[:2]
+        count = len(p.operands)
+        self.shapes = tuple([t.shape for t in tensors[:count]])
+        self.device = tensors[0].device
+        self.fields = {ref: t.reshape(()) if number else t for (ref, number), t in zip(plan.refs, tensors)}
+        self.here = {}
         self.numbers = dict(zip(p.scalars, scalars))
-        self.plan, self.whole = plan, _Whole(self.num_dst)
+        self.whole = _Whole(self.num_dst)
+        self.lists = Lists(tuple(tensors[count:]), ints)
+        self.key = layout_key(p, tensors, self.shapes, self.lists)
 
     def run(self) -> None:
         for line in self.plan.early:
             self.node(line)
         for k in self.plan.passes:
             self.edges(k)
-        passes.launched("launch-rows", tuple([k.main.text for k in self.plan.passes]))
+        passes.launched("launch-rows", self.plan.texts)
         for line in self.plan.late:
             self.node(line)
-        self.store()
+        for at, (out, ref) in enumerate(zip(self.outputs, self.p.returns)):
+            if self.plan.filled.get(ref) != at:
+                x = self.held(ref) if ref in self.here or ref in self.fields else self.value(ref, self.whole)
+                out.copy_(x.expand(out.shape) if x.dim() == out.dim() else x)
 
     def value(self, ref: str, layout: Any) -> Tensor:
         if ref in self.numbers and ref not in self.fields:
@@ -111,39 +129,27 @@ class _Rows(Run):
         return self.fields[ref] if t is None else t
 
     def edges(self, ready: Prepared) -> None:
-        work, p = ready.work, self.p
+        work, p, filled = ready.work, self.p, self.plan.filled
         tensors: dict[tuple, Any] = {}
         for ref in work.inputs:
             if ref in self.numbers:
                 tensors["scalar", ref] = self.numbers[ref]
             else:
                 tensors["field", ref] = self.held(ref)
-        rows = self.num_dst if work.owner == "dst" else self.num_src
         for ref in work.results:
-            tensors["out", ref] = self.result(ref, rows)
+            tensors["out", ref] = self.outputs[filled[ref]] if ref in filled else self.memory(ref)
         for ref in work.stored:
             # an edge that no row holds is visited by nobody
-            tensors["out", ref] = self.outputs[p.returns.index(ref)].zero_()
-        launch(p, ready, tensors, self.shapes, launch_rows.listed(p, self.ints, self.relation, work), rows)
+            tensors["out", ref] = self.outputs[filled[ref]].zero_()
+        launch(p, ready, tensors, self.shapes, self.lists.of(work), self.key)
         for f in work.shared:
             parts = tensors.get(("parts", f.outs[0]))
             self.fields[f.outs[0]] = self.zeros(f.outs[0]) if parts is None else parts.sum(0)
         for ref in (*work.results, *work.stored):
             (self.here if p.types[ref].place == "dst" else self.fields)[ref] = tensors["out", ref]
 
-    def result(self, ref: str, rows: int) -> Tensor:
-        """An output where it is one, else memory: rows that later lines read are not rounded."""
+    def memory(self, ref: str) -> Tensor:
         t = self.p.types[ref]
-        wide = DTYPES[compute_dtype(t.dtype)]
-        if ref in self.p.returns:
-            out = self.outputs[self.p.returns.index(ref)]
-            if out.dtype == wide or ref not in self.plan.read:
-                return out
+        rows = self.num_dst if t.place == "dst" else self.num_src
         sizes = [evaluate_size(s, self.shapes, self.p.operands) for s in t.sizes]
-        return torch.empty((rows, *sizes), dtype=wide, device=self.device)
-
-    def store(self) -> None:
-        for out, ref in zip(self.outputs, self.p.returns):
-            x = self.held(ref) if ref in self.here or ref in self.fields else self.value(ref, self.whole)
-            if x is not out:
-                out.copy_(x.expand(out.shape) if x.dim() == out.dim() else x)
+        return torch.empty((rows, *sizes), dtype=DTYPES[compute_dtype(t.dtype)], device=self.device)

@@ -35,7 +35,7 @@ def planned(p: Program) -> tuple[Tiles | None, tuple[Prepared, ...], str]:
     for work in plan.works:
         span = span_of(p, work)
         # the reach of a tile of columns is known for whole rows
-        work = dataclasses.replace(work, packed=None) if span[:4] == "cols" else work
+        work = dataclasses.replace(work, packed=None) if span[:4] == "cols" or work.tile or work.within else work
         kernels.append(Prepared(plan.axes, work, span))
     return plan, tuple(kernels), ""
 
@@ -47,6 +47,8 @@ def run(
     plan, kernels, reason = planned(p)
     if plan is None:
         return reason
+    if p.pruned:  # maps of tiles are read as they were made
+        tensors = [t.contiguous() if t.dtype == torch.uint8 else t for t in tensors]
     call = Call(p, tensors, tuple(ints), scalars, outputs)
     try:
         _run(plan, kernels, call, tensors, scalars)
@@ -86,7 +88,7 @@ def _run(plan: Tiles, kernels: tuple[Prepared, ...], call: Call, tensors: Any, s
 @functools.lru_cache(4096)
 def _results(kernels: tuple[Prepared, ...]) -> frozenset:
     """The numbers of the program's results that kernels fill."""
-    every = [o for k in kernels for o in (*k.work.outputs, *k.work.edge_outputs)]
+    every = [o for k in kernels for o in (*k.work.outputs, *k.work.edge_outputs, *k.work.maps)]
     return frozenset([o.result for o in every if o.result is not None])
 
 

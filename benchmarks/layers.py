@@ -1,0 +1,214 @@
+"""Graph attention layers beside PyG's, eager and compiled, in one run on one GPU.
+
+`python -m benchmarks.layers [--only WORDS ...] [--quick] [--out FOLDER]`
+
+Layers are called as their users call them; PyG's get the edge list, tiga's a graph of it that was built before, and the
+time of building it is a line of its own. Outputs and all gradients of a line are compared, with PyG's in float64 where
+that fits and else with PyG's as timed, before it is timed. `--device cpu --rows 200` tries the command out without a
+GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import shlex
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import tiga as tg
+from benchmarks import plot
+from benchmarks.attention import run
+from benchmarks.measure import Line, Setting, Table, check, environment, figure, milliseconds, of_each, pair, peak_mib
+
+HEADS, WIDTH, FEATURES = 4, 32, 128
+LAYERS = {"GATConv": {"add_self_loops": False}, "GATv2Conv": {"add_self_loops": False}, "TransformerConv": {}}
+MOST_DOUBLE = 3_000_000  # edges whose float64 features PyG still holds
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A random graph: rows, edges, the exponent by which degrees fall at both ends, edges of one hub row."""
+
+    rows: int
+    edges: int
+    fall: float = 0.0
+    hub: int = 0
+    empty: float = 0.0
+
+
+SHAPES = {
+    "arxiv-shaped, 169k nodes, 1.17M edges": Shape(169_343, 1_166_243, 0.55),
+    "products-shaped, 400k nodes, 20M edges": Shape(400_000, 20_000_000, 0.45),
+    "hub of 21,810, 63k nodes, 299k edges": Shape(63_000, 299_000, hub=21_810, empty=1 / 3),
+}
+QUICK = ("arxiv", "hub")
+PANELS = ("billion edges a second, forward", "billion edges a second, forward and backward")
+
+
+def edge_list(shape: Shape, most: int | None) -> tuple[Tensor, int]:
+    """(edges sorted by destination, rows) on the host; with `most` rows as many edges a row as otherwise."""
+    rows = shape.rows if most is None else min(shape.rows, most)
+    part, draw = rows / shape.rows, torch.Generator().manual_seed(0)
+    edges, hub = int(shape.edges * part), int(shape.hub * part)
+
+    def ends(count: int, among: Tensor) -> Tensor:
+        weight = torch.arange(1, len(among) + 1, dtype=torch.float64) ** -shape.fall
+        below = weight.cumsum(0) / weight.sum()
+        at = torch.searchsorted(below, torch.rand(count, generator=draw, dtype=torch.float64))
+        return among[at.clamp_(max=len(among) - 1)]
+
+    every = torch.randperm(rows, generator=draw)
+    reached = every[: rows - int(rows * shape.empty)]
+    dst = torch.cat([ends(edges - hub, reached), reached[:1].expand(hub)]).sort().values
+    return torch.stack([ends(edges, every), dst]), rows
+
+
+@dataclass
+class Work:
+    """One layer on one graph: its peers' calls by name, on the same parameters and inputs."""
+
+    x: Tensor
+    edges: Tensor
+    calls: dict[str, tuple[Any, Callable[[Tensor], Tensor]]]
+
+    def outputs(self, name: str, x: Tensor | None = None) -> list[Tensor]:
+        """The result, and the gradients of x and of all parameters for a cotangent that differs row by row."""
+        layer, call = self.calls[name]
+        x = self.x if x is None else x
+        out = call(x)
+        given = torch.linspace(-0.5, 1, out.shape[0], dtype=out.dtype, device=out.device)[:, None]
+        return [out, *torch.autograd.grad(out, [x, *layer.parameters()], given.expand_as(out))]
+
+
+def made(setting: Setting, name: str, edges: Tensor, rows: int) -> Work:
+    from torch_geometric import nn as peers
+
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    theirs = getattr(peers, name)(FEATURES, WIDTH, heads=HEADS, **LAYERS[name]).to(setting.device)
+    ours = getattr(tg.nn, name)(FEATURES, WIDTH, heads=HEADS, **LAYERS[name]).to(setting.device)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(rows, FEATURES, device=setting.device, requires_grad=True)
+    graph = tg.Graph.from_edge_index(edges, rows, rows)
+    compiled, ours_compiled = torch.compile(theirs, dynamic=False), torch.compile(ours, dynamic=False)
+    calls = {
+        "tiga": (ours, lambda x: ours(x, graph)),
+        "tiga compiled": (ours, lambda x: ours_compiled(x, graph)),
+        "PyG compiled": (theirs, lambda x: compiled(x, edges)),
+        "PyG": (theirs, lambda x: theirs(x, edges)),
+    }
+    return Work(x, edges, calls)
+
+
+def errors(found: list[Tensor], exact: list[Tensor]) -> list[float]:
+    """Of each tensor, relative to its norm; of those that are sums to zero, such as a key's bias, to a large one's."""
+    norms = [b.norm().item() for b in exact]
+    return [((a.double() - b).norm() / max(n, 1e-2 * max(norms))).item() for a, b, n in zip(found, exact, norms)]
+
+
+def reference(work: Work) -> tuple[list[Tensor], list[float]]:
+    """(outputs, usual errors): PyG's in float64, beside which its float32 errs; of large graphs its float32 alone."""
+    usual = [t.detach() for t in work.outputs("PyG")]
+    if work.edges.shape[1] > MOST_DOUBLE:
+        return [t.double() for t in usual], [1e-4] * len(usual)
+    theirs = work.calls["PyG"][0].double()
+    try:
+        exact = [t.detach() for t in work.outputs("PyG", work.x.detach().double().requires_grad_())]
+    finally:
+        theirs.float()
+    return exact, errors(usual, exact)
+
+
+def line(setting: Setting, layer: str, shape: Shape) -> Line:
+    edges, rows = edge_list(shape, setting.most_rows)
+    work = made(setting, layer, edges.to(setting.device), rows)
+    exact, usual = reference(work)
+    names = ["out", "x", *[n for n, _ in work.calls["tiga"][0].named_parameters()]]
+
+    def measure(name: str) -> tuple[float, ...]:
+        for of, error, bound in zip(names, errors(work.outputs(name), exact), usual):
+            check(f"{layer}, {name}, {of}", error, bound, 1e-5)
+        forward = work.calls[name][1]
+        return (
+            milliseconds(lambda: forward(work.x), setting),
+            milliseconds(lambda: work.outputs(name), setting),
+            peak_mib(lambda: work.outputs(name), setting),
+        )
+
+    found, why = of_each(work.calls, measure, setting)
+    building = milliseconds(lambda: tg.Graph.from_edge_index(work.edges, rows, rows), setting)
+    bar = found.get("PyG compiled")
+    ours = min((found[n] for n in ("tiga", "tiga compiled") if n in found), key=lambda f: f[1])
+    times = [pair(found[n][:2]) if n in found else "" for n in work.calls]
+    memory = [figure(found[n][2]) if n in found else "" for n in ("tiga", "PyG compiled", "PyG")]
+    ratio = "" if bar is None else " / ".join(f"{figure(b / a)}x" for a, b in zip(ours[:2], bar))
+    bars = {n: (edges.shape[1] / f[0] / 1e6, edges.shape[1] / f[1] / 1e6) for n, f in found.items()}
+    return Line((*times, ratio, " / ".join(memory), figure(building), why), bars)
+
+
+def table(setting: Setting, only: list[str], quick: bool) -> Table:
+    rows = {
+        f"{layer}, {name}": partial(line, setting, layer, shape)
+        for name, shape in SHAPES.items()
+        for layer in LAYERS
+        if any(word in f"{layer}, {name}" for word in only) and (not quick or name.startswith(QUICK))
+    }
+    says = (
+        f"Milliseconds forward / forward and backward, both with gradients asked for, {FEATURES} features to {HEADS} "
+        f"heads x {WIDTH}, float32, random power-law graphs, one layer with its projections. Ratios are PyG compiled's "
+        "time over that of the faster tiga column; memory is the most above what was held, of forward and backward; "
+        "building is of the graph that tiga's columns are given, each list of edges once."
+    )
+    columns = (
+        "tiga",
+        "tiga compiled",
+        "PyG compiled",
+        "PyG",
+        "ratio",
+        "MiB tiga / PyG compiled / PyG",
+        "building",
+        "remarks",
+    )
+    return Table("Graph attention layers", says, columns, rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=[""], nargs="+", help="lines whose name contains one of these")
+    parser.add_argument("--quick", action="store_true", help="without the large graph, shorter timings")
+    parser.add_argument("--out", help="folder of the dated table and plot; a whole run takes benchmarks/results")
+    parser.add_argument("--device", default="cuda", help="cuda, or cpu to try the command out")
+    parser.add_argument("--rows", type=int, help="the most nodes of a graph, to try the command out")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    setting = Setting(options.device, options.rows, 40 if options.quick else 100)
+    command = shlex.join(["python", "-m", "benchmarks.layers", *sys.argv[1:]])
+    import torch_geometric
+
+    where = f"{environment(setting)}, PyG {torch_geometric.__version__}"
+    head = [f"# Layers, {datetime.date.today()}", "", where, "", f"`{command}`"]
+    print("\n".join(head), flush=True)
+    start, made_table = time.perf_counter(), table(setting, options.only, options.quick)
+    text, lines = run(made_table, list(made_table.rows), setting)
+    print(f"\n{time.perf_counter() - start:.0f} s", flush=True)
+    out = options.out or ("benchmarks/results" if len(sys.argv) == 1 else None)
+    if out is not None:
+        path = os.path.join(out, f"layers-{datetime.date.today()}")
+        os.makedirs(out, exist_ok=True)
+        with open(f"{path}.md", "w", encoding="utf-8") as f:
+            f.write("\n".join([*head, *text]) + "\n")
+        print(f"table: {path}.md\n{plot.draw(lines, f'{path}.png', where, PANELS)}")
+
+
+if __name__ == "__main__":
+    main()

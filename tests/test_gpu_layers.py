@@ -1,0 +1,55 @@
+"""Layers on a GPU beside PyG's in float64: their kernels run, and err as PyG's float32 does."""
+
+import pytest
+import torch
+
+from tiga import passes
+
+pytest.importorskip("torch_geometric")
+
+from test_layers import gradients, graph, pair_of  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+CALLS = [
+    ("GATConv", {}),
+    ("GATConv", {"edge_dim": 16, "residual": True}),
+    ("GATv2Conv", {"add_self_loops": False}),
+    ("GATv2Conv", {"edge_dim": 16, "fill_value": "max"}),
+    ("GATv2Conv", {"edge_dim": 3, "heads": 3, "channels": 20}),
+    ("TransformerConv", {"edge_dim": 16, "beta": True}),
+    ("TransformerConv", {"concat": False}),
+]
+
+
+def relative(found, exact):
+    return max(((a.double() - b).norm() / b.norm().clamp_min(1e-2)).item() for a, b in zip(found, exact))
+
+
+@pytest.mark.parametrize("name, options", CALLS, ids=str)
+def test_errors_are_those_of_the_peer(name, options):
+    options = {"heads": 4, "channels": 32, **options}
+    theirs, ours = pair_of(name, 64, options.pop("channels"), **options)
+    n, edges, generator = 2000, 16000, torch.Generator().manual_seed(0)
+    list_ = torch.cat([graph(n, n, edges, generator), graph(n, 2, 3000, generator)], dim=1).cuda()
+    x = torch.randn(n, 64, generator=generator)
+    attr = torch.randn(list_.shape[1], options["edge_dim"], generator=generator) if "edge_dim" in options else None
+    found = []
+    for layer, dtype in ((ours, torch.float32), (theirs, torch.float32), (theirs, torch.float64)):
+        layer.to("cuda", dtype)
+        given = [t.to("cuda", dtype).requires_grad_() for t in (x, attr) if t is not None]
+        before = passes.COUNTS["launch-rows"]
+        out = layer(given[0], list_, *given[1:])
+        found.append([out, *gradients([out], [*given, *layer.parameters()])])
+        assert layer is theirs or passes.COUNTS["launch-rows"] == before + 2
+    got, usual, exact = found
+    assert relative(got, exact) <= 2 * relative(usual, exact) + 1e-6
+
+
+def test_kernels_drop_the_same_in_forward_and_backward():
+    """Results are linear in values: their gradient for values that are ones gives the result's sum back."""
+    layer = pair_of("TransformerConv", 8, 16, heads=2, dropout=0.5, root_weight=False, bias=False)[1].float().cuda()
+    list_ = graph(500, 500, 6000, torch.Generator().manual_seed(1)).cuda()
+    x = torch.randn(500, 8, device="cuda")
+    out = layer(x, list_)
+    (slope,) = torch.autograd.grad(out.sum(), [layer.lin_value.weight])
+    torch.testing.assert_close((slope * layer.lin_value.weight).sum(), out.sum(), rtol=1e-4, atol=1e-2)
