@@ -19,7 +19,8 @@ import tiga as tg
 from tiga.pictures import svg
 
 ROOT = Path(__file__).parent.parent
-TRAININGS = {"train_char_lm": "10", "train_forces": "30"}  # steps: explain() says the same of 10 and of 400
+sys.path.insert(0, str(ROOT / "examples"))  # one example may be made of another
+STEPS = {"train_char_lm": "10", "train_forces": "30"}  # explain() says the same of 10 and of 400
 
 
 def run(name: str) -> tuple[tg.MessagePassing, tg.Graph, str, float]:
@@ -31,9 +32,11 @@ def run(name: str) -> tuple[tg.MessagePassing, tg.Graph, str, float]:
         called[:] = [self, graph]
         return forward(self, graph, *args, **kwargs)
 
-    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    path = ROOT / "examples" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
     example = importlib.util.module_from_spec(spec)
-    sys.argv = [name, *(["--steps", TRAININGS[name]] if name in TRAININGS else [])]
+    small = ["--small"] if '"--small"' in path.read_text(encoding="utf-8") else []
+    sys.argv = [name, *(["--steps", STEPS[name]] if name in STEPS else small)]
     printed = io.StringIO()
     tg.MessagePassing.forward = noted
     try:

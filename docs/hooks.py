@@ -48,28 +48,30 @@ def title_of(path: Path) -> tuple[str, str]:
 
 
 def core(path: Path) -> str:
-    """The source of the program's class."""
+    """The source of its program, or of its model where that is made of layers; "" where it has none."""
     text = path.read_text(encoding="utf-8")
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "tg.MessagePassing" for base in node.bases):
-            return ast.get_source_segment(text, node) or ""
-    raise ValueError(f"{path.name} has no subclass of tg.MessagePassing")
+    classes = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
+    for base in ("tg.MessagePassing", "nn.Module"):
+        for node in classes:
+            if base in map(ast.unparse, node.bases):
+                return ast.get_source_segment(text, node) or ""
+    return ""
 
 
 def program(path: Path) -> str:
+    """A page of what an example is, its relation, its program, what it made and ran, and its source."""
     title, words = title_of(path)
+    parts = [f"# {title}", words]
+    if (ROOT / "docs" / "pictures" / f"{path.stem}.svg").exists():
+        parts.append(f"![The relation: row i receives from column j](../pictures/{path.stem}.svg)")
+    if core(path):
+        parts.append(f"## The program\n\n```python\n{core(path)}\n```")
     artifacts = sorted((ROOT / "docs" / "artifacts").glob(f"{path.stem}-*.md"))
-    made = [f"### On {file.stem.rpartition('-')[2]}\n\n{file.read_text(encoding='utf-8')}" for file in artifacts]
+    if artifacts:
+        parts.append("## What it made and ran\n\nWritten by `python docs/artifacts.py` where and when it says.")
+    parts += [f"### On {file.stem.rpartition('-')[2]}\n\n{file.read_text(encoding='utf-8')}" for file in artifacts]
     source = path.read_text(encoding="utf-8")
-    parts = [
-        f"# {title}",
-        words,
-        f"![The relation: row i receives from column j](../pictures/{path.stem}.svg)",
-        f"## The program\n\n```python\n{core(path)}\n```",
-        "## What it made and ran\n\nWritten by `python docs/artifacts.py` on the machine and the day that it says.",
-        *made,
-        f"## All of `examples/{path.name}`\n\n```python\n{source}```",
-    ]
+    parts.append(f"## All of `examples/{path.name}`\n\n```python\n{source}```")
     return "\n\n".join(parts) + "\n"
 
 

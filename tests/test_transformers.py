@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 from transformers import masking_utils as masks
 
@@ -86,6 +87,33 @@ def test_outputs_and_gradients_are_those_of_sdpa(name, call, seen):
         assert {given.graph.kind for given in seen} == {kinds[call]}
     else:
         assert {given.dtype for given in seen} == {torch.bool}
+
+
+T5 = dict(vocab_size=50, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0)
+WIDER = {**SIZES, "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 4, "initializer_range": 0.3}
+OTHERS = {  # what they add, and are given
+    "Gemma2": (dict(WIDER, attn_logit_softcapping=2.0, query_pre_attn_scalar=8), {}),
+    "GptOss": (dict(WIDER, num_local_experts=2, num_experts_per_tok=1), {"attention_mask": PADDING}),
+    "T5": (T5, {"attention_mask": PADDING, "decoder_input_ids": IDS[:, :6]}),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_caps_sinks_and_position_biases_are_those_of_eager(name, seen):
+    config, given = OTHERS[name]
+    cls = getattr(transformers, name + ("ForConditionalGeneration" if name == "T5" else "ForCausalLM"))
+    logits = []
+    for implementation in ("eager", "tiga"):
+        torch.manual_seed(0)
+        made = getattr(transformers, name + "Config")(**config)
+        model = cls._from_config(made, attn_implementation=implementation).eval()
+        for parameter_name, parameter in model.named_parameters():
+            if parameter_name.endswith("sinks"):
+                parameter.data.copy_(torch.arange(4.0))
+        logits.append(model(input_ids=IDS, **given).logits)
+    real = PADDING.bool() if name == "GptOss" else slice(None)
+    torch.testing.assert_close(logits[1][real], logits[0][real], rtol=1e-4, atol=1e-4)
+    assert len(seen) == (6 if name == "T5" else 2)
 
 
 @pytest.mark.parametrize("name, cache", [("llama", "dynamic"), ("llama", "static"), ("mistral", "static")])

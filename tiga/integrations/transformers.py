@@ -10,6 +10,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from tiga.errors import TigaError
 from tiga.graph import Graph
+from tiga.graph_algebra import base_intervals
 from tiga.integrations import bands
 from tiga.message_passing import MessagePassing
 from tiga.reducer import online_softmax
@@ -178,17 +179,24 @@ def _pairs(given: Graph | Tensor, bias: Tensor | None, rows: int, keys: int, gro
         if bias is None:
             return given, {}
         # biases of pairs are numbered over all pairs, and so is what is kept of them
-        given = given.to_mask()
-        if given.shape[0] != rows:
-            given = torch.stack([m.unflatten(1, (-1, keys))[:, b] for b, m in enumerate(given.split(rows))]).unsqueeze(
-                1
-            )
-        else:
-            given = given[None, None]
+        given = _kept(given, rows, keys)
     fields = {"keep" if given.dtype == torch.bool else "bias": given[..., :keys]}
     if bias is not None:
         fields["bias"] = bias + fields["bias"] if "bias" in fields else bias
     return Graph.dense(rows, keys), {name: _by_edge(t, rows, keys, groups) for name, t in fields.items()}
+
+
+def _kept(graph: Graph, rows: int, keys: int) -> Tensor:
+    """Bool (batch, 1, rows, keys) of a graph of a whole batch, or (1, 1, rows, keys) of one that all members share."""
+    kept = None
+    for start, stop in base_intervals(graph):
+        j = torch.arange(keys, device=start.device)
+        first = torch.arange(graph.num_dst // rows, device=start.device)[:, None, None] * keys
+        low, high = (bound.reshape(-1, rows, 1) - first for bound in (start, stop))
+        inside = (j >= low) & (j < high)
+        kept = inside if kept is None else kept | inside
+    assert kept is not None
+    return kept.unsqueeze(1)
 
 
 def _by_edge(t: Tensor, rows: int, keys: int, groups: int) -> Tensor:
