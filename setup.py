@@ -18,7 +18,7 @@ setup(
     install_requires=["torch>=2.11", 'triton>=3.6; platform_system == "Linux"'],
     extras_require={
         "examples": EXAMPLES,
-        "test": [*EXAMPLES, *PEERS, *DOCS, "pytest", "expecttest", "hypothesis", "ruff", "mypy"],
+        "test": [*EXAMPLES, *PEERS, *DOCS, "pytest", "pytest-xdist", "expecttest", "hypothesis", "ruff", "mypy"],
         "docs": DOCS,
     },
 )
