@@ -94,6 +94,8 @@ def _work_list(rowptr: Tensor, col: Tensor, longest: int | None) -> Tensors:
     edges = col.shape[0]
     # where no row is cut, nothing is padded and nothing is merged
     whole = longest is not None and longest <= split_of(edges)
+    if not torch.compiler.is_compiling() and max(edges, rowptr.shape[0]) < 2**31:
+        rowptr = rowptr.to(torch.int32)  # and so is the list, of half the size
     return tuple(torch.ops.tiga.work_list(rowptr, edges, edges + 1 if whole else split_of(edges)))
 
 
