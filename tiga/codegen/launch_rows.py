@@ -20,7 +20,7 @@ from tiga.codegen.emit_rows import Emitter, Source
 from tiga.codegen.kernels import compiled, float32_setting, keep, load, multiprocessors, precision
 from tiga.codegen.plan_rows import Bucket, Plan, bucket, plans, programs
 from tiga.codegen.rows import Analysis, Pass, Refused
-from tiga.preparation import Direction, directions, split_of
+from tiga.preparation import Direction, directions, work_list
 from tiga.program import Program, evaluate_size
 from tiga.types import DTYPES, compute_dtype
 
@@ -83,8 +83,7 @@ class Lists:
         rowptr, col, number, items, merges = direction
         # states of a user's reducer pass from edge to edge of a whole row
         if items is None or merges is None or (work.scans and merges.shape[0]):
-            split = self.num_edges + 1 if work.scans else split_of(self.num_edges)
-            items, merges = torch.ops.tiga.work_list(rowptr, self.num_edges, split)
+            items, merges = work_list(rowptr, self.num_edges, 0 if work.scans else None)
         return Listed(items, merges, col, number, num_own, num_far)
 
     def turned(self) -> Direction:
