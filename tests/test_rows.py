@@ -223,6 +223,29 @@ def test_others_compile_without_spills(lower, dtype, monkeypatch):
     assert len(found) > 3 and all(spilled == 0 for _, _, spilled, _ in found), found
 
 
+def test_another_edge_count_is_no_other_kernel(monkeypatch):
+    """Graphs of one bucket: nothing is emitted, planned or compiled anew, and every number is that of the call."""
+    made: list = []
+    ran: list = []
+
+    def spy(source, plan, named, constants, sizes, device):
+        made.append(source)
+        values, changing = launch_rows.arguments(source, plan, named, constants, sizes, device)
+        return launch_rows.Call(lambda grid, values: ran.append(values), values, changing)
+
+    monkeypatch.setattr(launch_rows, "made", spy)
+    monkeypatch.setattr(launch_rows, "_records", {})
+    counts = set()
+    for n, degree in ((100, 5), (90, 8), (120, 6)):
+        x = torch.randn(n, 2, 8)
+        call = Gat().lower(graph(n, degree), src={"x": x}, dst={"x": x}, att=torch.ones(2, 8))
+        for text, tensors, ints, scalars in ((call.program, call.tensors, call.ints, call.scalars), backward(call)):
+            p = parse(text)
+            assert rows.run(p, tensors, ints, scalars, allocate(p, tensors, ints)) == ""
+        counts.add(tuple([v for v in ran[-1] if type(v) is int and v in (n, n * degree)]))
+    assert len(made) == 3 and len(ran) == 9 and len(counts) == 3
+
+
 # Launch geometry that was asked for.
 
 
