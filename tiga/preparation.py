@@ -21,7 +21,7 @@ SPLIT = 256
 PIECES = 8192
 """Items that all edges are worth: of larger graphs longer ones, so that states of pieces stay small beside fields."""
 
-COUNTS = (2, 7)
+ONE, BOTH = 2, 7
 """Tensors that are prepared: by destination, and of both directions."""
 
 
@@ -72,7 +72,7 @@ def lists(
 
 def turned(tensors: Tensors, prepared: Tensors) -> tuple[Tensors, Tensors] | None:
     """(tensors, prepared) of the graph whose sources and destinations change places, if both directions are there."""
-    if len(prepared) < COUNTS[True]:
+    if len(prepared) < BOTH:
         return None
     items, merges, *back, back_items, back_merges = prepared
     rowptr, col = tensors[:2]
