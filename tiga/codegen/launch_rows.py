@@ -26,8 +26,7 @@ from tiga.types import DTYPES, compute_dtype
 
 WIDEST = 2048  # features of a tile, a row
 CHUNK = 8  # slots that are merged at a time
-PROGRAMS = 32  # a multiprocessor, where programs keep sums to themselves
-MOST_PARTS = 16 << 20  # bytes of these sums, of all programs
+MOST_PARTS = 16 << 20  # bytes of the sums that programs keep to themselves, of all of them
 MOST_RECORDS = 4096
 FAR_AWAY = 1 << 31  # elements, from which on offsets of rows have 64 bits
 
@@ -200,7 +199,7 @@ def recorded(
     most = 0
     if sums:
         bytes_of = sum([math.prod(shape) * dtype.itemsize for _, shape, dtype in sums])
-        most = min(multiprocessors(device) * PROGRAMS, max(MOST_PARTS // max(1, bytes_of), multiprocessors(device)))
+        most = max(MOST_PARTS // max(1, bytes_of), multiprocessors(device))
     every = dict(tensors)
     every.update({x: torch.empty(n, dtype=dtype, device=device) for x, n, dtype in slots} if cut else {})
     every.update({x: torch.empty(shape, dtype=dtype, device=device) for x, shape, dtype in parts})
