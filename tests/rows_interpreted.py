@@ -57,8 +57,8 @@ def fields(rows, *features, count=1, dtype=torch.float64):
 
 
 def bare(graph):
-    """The same graph as if nothing had been prepared: its lists are made anew, of the split that a test asks for."""
-    return tg.Graph(graph.kind, graph.ints, graph.tensors, graph._positions)
+    """The same graph with lists made anew, of the split that a test asks for."""
+    return tg.Graph(graph.kind, graph.ints, graph.tensors, graph._positions).prepare()
 
 
 GRAPH = Case.graph.fget
@@ -158,6 +158,63 @@ def test_edges_that_do_not_exist_let_nothing_through():
     x, y = torch.ones(6, 3), torch.full((5, 3), torch.inf)
     out = Scaled()(graph=graph, src={"x": x}, dst={"y": y})
     assert out.tolist() == [[torch.inf] * 3] * 2 + [[0.0] * 3] * 3
+
+
+class Bent(tg.MessagePassing):
+    """Sums of products: factors of the owner, of the edge, a narrow one, a function of both ends."""
+
+    reducer = tg.sum()
+
+    def edge(self, src, dst, edge, c):
+        bent = leaky_relu(src.x + dst.y, 0.2)
+        return self.reducer(bent * edge.w * dst.z * c), self.reducer(edge.w * dst.y), self.reducer(bent * src.x)
+
+
+def test_factors_that_a_row_shares_are_multiplied_after_its_sum(monkeypatch):
+    for split in (256, 3):
+        monkeypatch.setattr(preparation, "SPLIT", split)
+        graph, edges = listed([(e % 6, e * e % 4) for e in range(23)])  # row 4 is empty
+        x, y, z, w = fields(6, 3), fields(5, 3), fields(5, 1), fields(23, 1)
+        src, dst, edge = {"x": x}, {"y": y, "z": z}, {"w": w}
+        inputs = [x, y, z, w]
+        ours, theirs = (
+            Bent()(graph=graph, src=src, dst=dst, edge=edge, c=0.5),
+            oracle.message_passing(Bent(), edges, ("dst",) * 3, src, dst, edge, {"c": 0.5}),
+        )
+        assert_same([*ours, *gradients(ours, inputs)], [*theirs, *gradients(theirs, inputs)])
+    with torch.no_grad():
+        y[1], y[4] = torch.inf, torch.inf
+        w.abs_()  # of infinities of both signs a sum is nan, of the factors' it need not be
+    ours = Bent()(graph=graph, src=src, dst=dst, edge=edge, c=0.5)
+    theirs = oracle.message_passing(Bent(), edges, ("dst",) * 3, src, dst, edge, {"c": 0.5})
+    assert_same(ours[:2], theirs[:2])
+    assert not ours[0][4].any() and not ours[1][4].any() and not ours[0][1].isnan().any()
+
+
+def test_offsets_of_64_bits(monkeypatch):
+    monkeypatch.setattr(launch_rows, "FAR_AWAY", 0)
+    graph, edges = listed([(e % 6, e * e % 5) for e in range(17)])
+    x, y, z, w = fields(6, 3), fields(5, 3), fields(5, 1), fields(17, 1)
+    before = len(launch_rows._records)
+    ours = Bent()(graph=graph, src={"x": x}, dst={"y": y, "z": z}, edge={"w": w}, c=0.5)
+    theirs = oracle.message_passing(Bent(), edges, ("dst",) * 3, {"x": x}, {"y": y, "z": z}, {"w": w}, {"c": 0.5})
+    assert_same([*ours, *gradients(ours, [x, y, z, w])], [*theirs, *gradients(theirs, [x, y, z, w])])
+    assert len(launch_rows._records) > before
+
+
+def test_items_that_name_what_does_not_exist_are_nothing():
+    graph, _ = listed([(0, 0), (1, 0), (2, 1), (3, 4)])
+    x, y = torch.randn(6, 3), torch.ones(5, 3)
+    call = Scaled().lower(graph, src={"x": x}, dst={"y": y})
+    items, merges = graph.prepared[:2]
+    wrong = torch.tensor([[5, 0, 1, -1], [-2, 0, 1, -1], [2, -1, 3, -1], [2, 3, 1, -1], [2, 0, 5, -1], [2, 0, 1, 9]])
+    whole = torch.cat([wrong.to(items.dtype), items])
+    cut = torch.tensor([[7, 0, 1], [-1, 0, 1], [2, -1, 1], [2, 0, 99]], dtype=merges.dtype)
+    for new in ({id(items): whole}, {id(items): whole, id(merges): cut}):
+        (out,) = torch.ops.tiga.propagate(
+            call.program, [new.get(id(t), t) for t in call.tensors], call.ints, call.scalars
+        )
+        torch.testing.assert_close(out[[0, 1, 2, 3, 4]], torch.stack([x[0] + x[1], x[2], y[0] * 0, y[0] * 0, x[3]]))
 
 
 def test_entries_outside_the_graph_are_no_edges():

@@ -129,6 +129,13 @@ def test_every_way_of_handing_on_keeps_the_lists(make, way):
     assert (there.prepared[2] is there.tensors[0]) == (ready.prepared[2] is ready.tensors[0])
 
 
+def test_explain_counts_them():
+    assert "lists for kernels" not in listed().explain()
+    n, m, e = 5, 4, 8
+    size = 4 * (4 * n + 4 * m) + 8 * (m + 1 + 2 * e)
+    assert f"and lists for kernels, both directions, of {size} bytes" in listed().prepare().explain()
+
+
 def test_other_edges_have_no_lists_of_these():
     ready = listed().prepare()
     for other in (Graph.cat([ready, ready]), ready & ready, ready | Graph.dense(5, 4)):
@@ -181,8 +188,24 @@ def test_prepared_graphs_compute_the_same():
     with pytest.raises(tg.TigaError, match=r"back_col .* 8 edges has the shape \(7,\).*graph.prepare\(\)"):
         torch.ops.tiga.propagate(call.program, spoiled, call.ints, call.scalars)
     turned = [*call.tensors[:-7], call.tensors[-7].flatten(), *call.tensors[-6:]]
-    with pytest.raises(tg.TigaError, match="items is torch.int64 with 1 dimensions"):
+    with pytest.raises(tg.TigaError, match="items is torch.int32 with 1 dimensions"):
         torch.ops.tiga.propagate(call.program, turned, call.ints, call.scalars)
+
+
+def test_functional_transforms_take_prepared_graphs():
+    graph, bare = listed().prepare(), listed()
+    x, y, w = (t.detach() for t in fields(graph))
+
+    def forms(graph):
+        one = lambda x: apply(graph, x, y, w)
+        return (
+            torch.func.jvp(one, (x,), (x.cos(),))[1],
+            torch.vmap(one)(torch.stack([x, 2 * x])),
+            torch.func.grad(lambda x: torch.func.grad(lambda x: one(x).sin().sum())(x).square().sum())(x),
+        )
+
+    for a, b in zip(forms(graph), forms(bare)):
+        torch.testing.assert_close(a, b)
 
 
 def watched(targets):

@@ -342,7 +342,7 @@ class Graph:
         return self._with_lists(torch.is_grad_enabled(), None, read and can_read(*self.tensors))
 
     def _with_lists(self, by_source: bool, undirected: bool | None, read: bool) -> Graph:
-        if self.kind != "csr" or len(self.prepared) >= preparation.COUNTS[by_source]:
+        if self.kind != "csr" or len(self.prepared) >= (preparation.BOTH if by_source else preparation.ONE):
             return self
         lists = preparation.lists(self.ints, self.tensors, self.prepared, by_source, undirected, read)
         return Graph("csr", self.ints, self.tensors, self._positions, self.reversed, self._device, lists)

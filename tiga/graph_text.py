@@ -74,7 +74,7 @@ def explain(graph: Graph) -> str:
         "sizes": f"{number(n)} destinations, {number(m)} sources",
         "edges": _edges(graph),
         "numbers": _numbers(graph),
-        "storage": f"{_bytes(graph.tensors)} bytes" + _positions(graph),
+        "storage": f"{_bytes(graph.tensors)} bytes" + _positions(graph) + _prepared(graph),
         "device": str(graph.device) if graph.device is not None else "that of the fields",
         "runs on": relations.RUNS_ON["implicit" if relation.is_implicit else "listed"],
     }
@@ -97,6 +97,16 @@ def _numbers(graph: Graph) -> str:
 
 def _bytes(tensors: tuple[Tensor, ...]) -> int:
     return sum(t.numel() * t.element_size() for t in {id(t): t for t in tensors}.values())
+
+
+def _prepared(graph: Graph) -> str:
+    if not graph.prepared:
+        return ""
+    both = "both directions" if len(graph.prepared) > 2 else "one direction"
+    kept = {id(t) for t in graph.tensors}
+    return (
+        f", and lists for kernels, {both}, of {_bytes(tuple([t for t in graph.prepared if id(t) not in kept]))} bytes"
+    )
 
 
 def _positions(graph: Graph) -> str:

@@ -21,7 +21,7 @@ SPLIT = 256
 PIECES = 8192
 """Items that all edges are worth: of larger graphs longer ones, so that states of pieces stay small beside fields."""
 
-COUNTS = (2, 7)
+ONE, BOTH = 2, 7
 """Tensors that are prepared: by destination, and of both directions."""
 
 
@@ -62,17 +62,17 @@ def lists(
         number = tensors[2] if len(tensors) == 3 else None
         back = tuple(torch.ops.tiga.csr_transpose(rowptr, col, number, ints[1]))
     longest, longest_back, same = _seen(ints, rowptr, col, back, undirected) if read else (None, None, undirected)
-    forward = prepared or _work_list(rowptr, col, longest)
+    forward = prepared or work_list(rowptr, col.shape[0], longest)
     if not by_source:
         return forward
     if same:
         return (*forward, rowptr, col, back[2], *forward)
-    return (*forward, *back, *_work_list(back[0], col, longest_back))
+    return (*forward, *back, *work_list(back[0], col.shape[0], longest_back))
 
 
 def turned(tensors: Tensors, prepared: Tensors) -> tuple[Tensors, Tensors] | None:
     """(tensors, prepared) of the graph whose sources and destinations change places, if both directions are there."""
-    if len(prepared) < COUNTS[True]:
+    if len(prepared) < BOTH:
         return None
     items, merges, *back, back_items, back_merges = prepared
     rowptr, col = tensors[:2]
@@ -90,11 +90,14 @@ def moved(tensors: Tensors, prepared: Tensors, there: Tensors) -> Tensors:
     return tuple(found)
 
 
-def _work_list(rowptr: Tensor, col: Tensor, longest: int | None) -> Tensors:
-    edges = col.shape[0]
-    # where no row is cut, nothing is padded and nothing is merged
-    whole = longest is not None and longest <= split_of(edges)
-    return tuple(torch.ops.tiga.work_list(rowptr, edges, edges + 1 if whole else split_of(edges)))
+def work_list(rowptr: Tensor, edges: Any, longest: int | None = None) -> tuple[Tensor, Tensor]:
+    """(items, merges) of rows of so many edges; where the longest is known to stay whole, nothing is padded."""
+    split = split_of(edges)
+    if not torch.compiler.is_compiling() and max(edges, rowptr.shape[0]) < 2**31:
+        rowptr = rowptr.to(torch.int32)  # and so is the list, of half the size
+    whole = longest is not None and longest <= split
+    items, merges = torch.ops.tiga.work_list(rowptr, edges, edges + 1 if whole else split)
+    return items, merges
 
 
 def _seen(ints: Ints, rowptr: Tensor, col: Tensor, back: Tensors, undirected: bool | None) -> tuple[int, int, bool]:

@@ -22,22 +22,42 @@ def work_items(items, group, num_items, num_own, num_edges, num_slots, R: tl.con
     at = (tl.full((), 0, tl.int64) + group) * R + tl.arange(0, R)
     here = at < num_items
     item = items + at * 4
-    row = tl.load(item, mask=here, other=-1).to(tl.int64)
-    first = tl.load(item + 1, mask=here, other=0).to(tl.int64)
-    last = tl.load(item + 2, mask=here, other=0).to(tl.int64)
-    slot = tl.load(item + 3, mask=here, other=-1).to(tl.int64)
-    real = (row >= 0) & (row < num_own) & (first >= 0) & (last <= num_edges) & (slot < num_slots)
-    return tl.where(real, row, -1), first, tl.where(real, last - first, 0).to(tl.int32), slot
+    row = tl.load(item, mask=here, other=-1)
+    first = tl.load(item + 1, mask=here, other=0)
+    last = tl.load(item + 2, mask=here, other=0)
+    slot = tl.load(item + 3, mask=here, other=-1)
+    real = within(row, num_own) & (first >= 0) & (first <= last) & (last <= num_edges) & (slot < num_slots)
+    row = tl.where(real, row, -1).to(tl.int64)
+    return row, first.to(tl.int64), tl.where(real, last - first, 0).to(tl.int32), slot.to(tl.int64)
 
 
 @triton.jit
-def edges_from(col, first, entries, at, num_far, BLOCK_E: tl.constexpr):
+def within(x, count):
+    """0 <= x < count in one comparison: as unsigned numbers what is negative is larger than all counts."""
+    if x.dtype == tl.int32 and count.dtype == tl.int32:
+        y = x.to(tl.uint32, bitcast=True) < count.to(tl.uint32)
+    else:
+        y = x.to(tl.int64).to(tl.uint64, bitcast=True) < count.to(tl.uint64)
+    return y
+
+
+@triton.jit
+def edges_from(col, first, entries, at, num_far, WIDE: tl.constexpr, BLOCK_E: tl.constexpr):
     """[R, BLOCK_E] entries from `at`: where they stand, whom they name, and whether there is such an edge."""
     k = at + tl.arange(0, BLOCK_E)
     entry = first[:, None] + k[None, :]
-    live = k[None, :] < entries[:, None]
-    far = tl.load(col + entry, mask=live, other=-1).to(tl.int64)
-    return entry, far, live & (far >= 0) & (far < num_far)
+    far = tl.load(col + entry, mask=k[None, :] < entries[:, None], other=-1)
+    return entry, offset(far, WIDE), within(far, num_far)
+
+
+@triton.jit
+def offset(row, WIDE: tl.constexpr):
+    """A row's number, as it is multiplied by strides: in one instruction where no field has 2**31 elements."""
+    if WIDE:
+        x = row.to(tl.int64)
+    else:
+        x = row.to(tl.int32)
+    return x
 
 
 @triton.jit
@@ -153,7 +173,7 @@ def softmax_merge(peaks, totals, means, peak, total, mean):
 def softmax_end(peak, total, mean):
     none = total == 0
     safe = tl.where(none, 1.0, total)
-    return tl.where(none, 0.0, mean / safe), tl.where(none, float("-inf"), peak + tl.log(safe))
+    return tl.where(none, 0.0, mean * (1.0 / safe)), tl.where(none, float("-inf"), peak + tl.log(safe))
 
 
 @triton.jit

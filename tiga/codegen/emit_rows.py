@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from tiga.codegen.lines_rows import TRITON, Value, literal_type
-from tiga.codegen.matrices_rows import Matrices
+from tiga.codegen.products_rows import Products
 from tiga.codegen.rows import Analysis, Pass, Refused
 from tiga.program import Line
 from tiga.types import Type, compute_dtype
@@ -31,6 +31,8 @@ PIECES = (
         "edge_at",
         "edge_numbers",
         "edges_from",
+        "offset",
+        "within",
         "expm1",
         "extreme_step",
     ),
@@ -66,7 +68,7 @@ class Source:
     factors: tuple
 
 
-class Emitter(Matrices):
+class Emitter(Products):
     def __init__(self, analysis: Analysis, work: Pass) -> None:
         super().__init__(analysis, work)
         self.states = tuple([self.state(k, f) for k, f in enumerate(work.folds)])
@@ -88,6 +90,8 @@ class Emitter(Matrices):
             if dtype in ("bool", "u8"):
                 raise Refused(f"{name} of {dtype}")
             return (State(f"best{k}", axes, dtype, "0"), State(f"at{k}", axes, "i64", "NOWHERE"))
+        if name == "sum":
+            axes = self.joined(self.split(f)[0], len(axes))
         return (State(f"sum{k}", axes, dtype, "0"),)
 
     # The two sources.
@@ -140,7 +144,7 @@ class Emitter(Matrices):
 
     def relation(self) -> tuple[str, ...]:
         numbers = ("number_of", "NUMBERED: tl.constexpr") if self.numbers else ()
-        return ("col", "num_far", *numbers, *(("CUT: tl.constexpr",) if self.work.folds else ()))
+        return ("col", "num_far", "WIDE: tl.constexpr", *numbers, *(("CUT: tl.constexpr",) if self.work.folds else ()))
 
     def made(self, rows: list[str], work: tuple[str, ...], constants: str) -> Source:
         slots = [f"{s.name}_slots" for state in self.states for s in state]
@@ -174,11 +178,12 @@ class Emitter(Matrices):
         return [*rows, "whole = here & (slot < 0)"] if self.work.folds else rows
 
     def edges(self) -> list[str]:
-        rows = ["entry, far, live = edges_from(col, first, entries, at, num_far, BLOCK_E)"]
+        rows = ["entry, far, live = edges_from(col, first, entries, at, num_far, WIDE, BLOCK_E)"]
         if self.numbers:
             rows += [
                 "number = edge_numbers(number_of, entry, live, NUMBERED)",
-                "live = live & (number >= 0) & (number < num_edges)",
+                "live = live & within(number, num_edges)",
+                "number_at = offset(number, WIDE)",
             ]
         return rows + self.body.edge
 
@@ -216,8 +221,7 @@ class Emitter(Matrices):
         if name == "count":
             put(f"sum{k} += tl.sum(live.to(tl.int64), 1)")
         elif name == "sum":
-            axes = states[0].axes
-            x = self.masked(f.args[0], states[0].dtype, len(axes))
+            x = self.product_of(self.split(f)[0], states[0].dtype, len(states[0].axes))
             put(f"sum{k} += tl.sum({x}, 1)   # reduce {' '.join([*f.attrs, *f.args])}")
         elif name == "softmax":
             score, rank = self.value(f.args[0]), len(states[2].axes)
@@ -296,7 +300,7 @@ class Emitter(Matrices):
         """What the states come to, the lines that follow, and what is stored of it."""
         self.finishing = True
         put = self.body.finish.append
-        for f, states in zip(self.work.folds, self.states):
+        for k, (f, states) in enumerate(zip(self.work.folds, self.states)):
             names = [s.name for s in states]
             if f.op == "reduce" and f.attrs[1] == "softmax":
                 names = [names[2], names[0]]
@@ -308,7 +312,10 @@ class Emitter(Matrices):
             for o, n in zip(f.outs, names):
                 axes, dtype = self.a.axes(o), compute_dtype(self.p.types[o].dtype)
                 kept = {s.name: s.dtype for s in states}[n]
-                self.values[o] = Value(n if kept == dtype else f"{n}.to({TRITON[dtype]})", 1, axes, dtype)
+                value = Value(n if kept == dtype else f"{n}.to({TRITON[dtype]})", 1, axes, dtype)
+                if f.op == "reduce" and f.attrs[1] == "sum":
+                    value = self.completed(k, f, value._replace(axes=self.states[k][0].axes), live)
+                self.values[o] = value
         for line in self.work.lines:
             if line.outs[0] in self.a.late:
                 self.line(line)
@@ -363,7 +370,7 @@ class Emitter(Matrices):
         if f.attrs[1] != "sum":
             return self.matrix(k, f)
         axes, dtype = self.a.axes(ref), compute_dtype(self.p.types[ref].dtype)
-        x = self.masked(f.args[0], dtype, len(axes))
+        x = self.product_of(self.split(f)[0], dtype, len(axes))
         self.body.edge.append(f"all{k} += tl.sum({x}, 1)   # reduce {' '.join([*f.attrs, *f.args])}")
         begin = f"all{k} = tl.zeros({self.shape(1, axes)}, {TRITON[dtype]})"
         base = self.argument(f"all{k}_parts", "parts", ref)

@@ -18,27 +18,31 @@ from torch import Tensor
 from tiga import passes
 from tiga.codegen.emit_rows import Emitter, Source
 from tiga.codegen.kernels import compiled, float32_setting, keep, load, multiprocessors, precision
-from tiga.codegen.plan_rows import Bucket, Plan, bucket, plans
+from tiga.codegen.plan_rows import Bucket, Plan, bucket, plans, programs
 from tiga.codegen.rows import Analysis, Pass, Refused
-from tiga.preparation import Direction, directions, split_of
+from tiga.preparation import Direction, directions, work_list
 from tiga.program import Program, evaluate_size
 from tiga.types import DTYPES, compute_dtype
 
 WIDEST = 2048  # features of a tile, a row
 CHUNK = 8  # slots that are merged at a time
-PROGRAMS = 32  # a multiprocessor, where programs keep sums to themselves
-MOST_PARTS = 16 << 20  # bytes of these sums, of all programs
+MOST_PARTS = 16 << 20  # bytes of the sums that programs keep to themselves, of all of them
 MOST_RECORDS = 4096
+FAR_AWAY = 1 << 31  # elements, from which on offsets of rows have 64 bits
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A pass with its sources: what a program needs, whatever the sizes. given: the tensors and numbers of a call."""
+    """A pass with its sources: what a program needs, whatever the sizes.
+
+    given: the tensors and numbers of a call. gathered: those of them that are read where an edge says.
+    """
 
     work: Pass
     main: Source
     merge: Source | None
     given: tuple[tuple, ...]
+    gathered: tuple[tuple, ...]
 
 
 def prepare(a: Analysis, work: Pass) -> Prepared:
@@ -46,7 +50,8 @@ def prepare(a: Analysis, work: Pass) -> Prepared:
     main, merge = Emitter(a, work).source(), Emitter(a, work).merge()
     arguments = (*main.arguments, *(merge.arguments if merge is not None else ()))
     given = dict.fromkeys([a[1:] for a in arguments if a[1] in ("field", "out", "scalar")])
-    return Prepared(work, main, merge, tuple(given))
+    far = [x for x in given if x[0] == "field" and a.p.types[x[1]].place not in ("shared", work.owner)]
+    return Prepared(work, main, merge, tuple(given), tuple(far))
 
 
 class Listed(NamedTuple):
@@ -77,8 +82,7 @@ class Lists:
         rowptr, col, number, items, merges = direction
         # states of a user's reducer pass from edge to edge of a whole row
         if items is None or merges is None or (work.scans and merges.shape[0]):
-            split = self.num_edges + 1 if work.scans else split_of(self.num_edges)
-            items, merges = torch.ops.tiga.work_list(rowptr, self.num_edges, split)
+            items, merges = work_list(rowptr, self.num_edges, 0 if work.scans else None)
         return Listed(items, merges, col, number, num_own, num_far)
 
     def turned(self) -> Direction:
@@ -143,13 +147,14 @@ def launch(p: Program, ready: Prepared, tensors: dict, shapes: tuple, graph: Lis
     num_slots = num_items - num_own + num_merges
     tensors.update(zip(_LISTS, (items, merges, col, col if number is None else number)))
     tensors.update(zip(_NUMBERS, (num_items, num_own, num_far, num_edges, num_slots)))
-    key = (ready, num_merges > 0, max(num_items, num_far, num_edges) >> 31 > 0, key)
+    wide = any([t.shape[0] * t.stride(0) >= FAR_AWAY for t in [tensors[name] for name in ready.gathered]])
+    key = (ready, num_merges > 0, max(num_items, num_far, num_edges) >> 31 > 0, wide, key)
     record = _records.get(key)
     if record is None:
         if len(_records) >= MOST_RECORDS:
             _records.clear()
-        record = _records[key] = recorded(p, ready, tensors, shapes, graph, bucket(num_own, num_edges))
-    grid = -(-num_items // record.plan.rows)
+        record = _records[key] = recorded(p, ready, tensors, shapes, graph, bucket(num_own, num_edges), wide)
+    grid = programs(-(-num_items // record.plan.rows), multiprocessors(device))
     if record.most:
         grid = min(grid, record.most)
     for name, width, dtype in record.slots:
@@ -173,7 +178,9 @@ def current(device: torch.device) -> contextlib.AbstractContextManager:
     return torch.cuda.device(device)
 
 
-def recorded(p: Program, ready: Prepared, tensors: dict, shapes: tuple, graph: Listed, size: Bucket) -> Record:
+def recorded(
+    p: Program, ready: Prepared, tensors: dict, shapes: tuple, graph: Listed, size: Bucket, wide: bool
+) -> Record:
     """Kernels for tensors of this layout: of the first plan that does not spill, else of that which spills least.
 
     What some functions of CUDA's library keep in local memory counts as spilled, and is the same in every plan.
@@ -189,11 +196,11 @@ def recorded(p: Program, ready: Prepared, tensors: dict, shapes: tuple, graph: L
     most = 0
     if sums:
         bytes_of = sum([math.prod(shape) * dtype.itemsize for _, shape, dtype in sums])
-        most = min(multiprocessors(device) * PROGRAMS, max(MOST_PARTS // max(1, bytes_of), multiprocessors(device)))
+        most = max(MOST_PARTS // max(1, bytes_of), multiprocessors(device))
     every = dict(tensors)
     every.update({x: torch.empty(n, dtype=dtype, device=device) for x, n, dtype in slots} if cut else {})
     every.update({x: torch.empty(shape, dtype=dtype, device=device) for x, shape, dtype in parts})
-    constants = {"NUMBERED": graph.number is not None, "CUT": cut}
+    constants = {"NUMBERED": graph.number is not None, "CUT": cut, "WIDE": wide}
     best: tuple[Call, Plan] | None = None
     for plan in plans(*widths(p, ready, tensors), matrix(ready.main, sizes), size, p.launch):
         main = made(ready.main, plan, every, constants, sizes, device)

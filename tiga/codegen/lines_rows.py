@@ -17,19 +17,25 @@ from tiga.primitives import PRIMITIVES
 from tiga.program import Line, read_number
 from tiga.types import Type, compute_dtype, promote
 
+QUIET = frozenset(["add", "sub", "mul", "neg", "where", "maximum", "minimum", "abs", "tanh", "sigmoid"])
+"""Operations that are finite numbers of finite ones; of fields that hold 0 and literals nothing overflows."""
 EXTERNAL = ("pow", "tan", "atan", "atan2", "asin", "acos")
 """Functions of CUDA's library: Triton's interpreter has none of them."""
 WHERE = ("once", "row", "edge")
 
 
 class Value(NamedTuple):
-    """text: an expression of shape lead dimensions, then a block an axis. loaded: 0 where there is no edge."""
+    """text: an expression of shape lead dimensions, then a block an axis.
+
+    loaded: 0 where there is no edge. quiet: a finite number there, whatever the tensors hold.
+    """
 
     text: str
     lead: int
     axes: tuple
     dtype: str
     loaded: bool = False
+    quiet: bool = False
 
 
 @dataclass
@@ -137,7 +143,7 @@ class Lines:
         base = self.base(ref)
         stride = self.argument(base + "_row", "row", ref)
         lead = 1 if t.place == self.work.owner else 2
-        row = {self.work.owner: "row", "edge": "number"}.get(t.place, "far")
+        row = {self.work.owner: "row", "edge": "number_at"}.get(t.place, "far")
         live = "here" if lead == 1 else "live"
         self.numbers = self.numbers or t.place == "edge"
         return self.load(lead, f"{base}, {row} * {stride}, {live}", base, ref, axes, t.dtype)
@@ -165,7 +171,7 @@ class Lines:
             text = f"tl.load({parts[0]} + {parts[1]}, mask={parts[2]}, other=0)" if lead else f"tl.load({base})"
         text += wide
         self.put(lead, f"{name} = {self.unflat(text, lead, axes)}   # {ref}")
-        return Value(name, lead, axes, dtype, lead == 2)
+        return Value(name, lead, axes, dtype, lead == 2, lead == 2)
 
     def unflat(self, text: str, lead: int, axes: tuple, before: tuple = ()) -> str:
         """Features one after another as their dimensions: sizes of 1 are put in last, which moves nothing."""
@@ -184,7 +190,8 @@ class Lines:
         if ref not in self.values:
             number = read_number(ref) if ref[0] != "%" and ref not in self.p.types else None
             if number is not None:
-                return Value(literal_text(number), 0, (), "i64" if isinstance(number, int) else "f64")
+                finite = abs(number) < float("inf")
+                return Value(literal_text(number), 0, (), "i64" if isinstance(number, int) else "f64", False, finite)
             # what the end of a row reads of its beginning stands there
             finishing, self.finishing = self.finishing, False
             if ref in self.work.inputs:
@@ -244,12 +251,14 @@ class Lines:
         args = [
             self.at(v, lead, len(axes), None if line.op == "where" and k == 0 else dtype) for k, v in enumerate(values)
         ]
-        if all(is_literal(a) for a in args):
-            args[0] = f"tl.full((), {args[0]}, {TRITON[dtype]})"
+        first = 1 if line.op == "where" else 0  # of literals alone Triton makes float32
+        if all(is_literal(a) for a in args[first:]):
+            args[first] = f"tl.full((), {args[first]}, {TRITON[dtype]})"
         text = power_text(args, line) or PRIMITIVES[line.op].triton.format(
             *[a if a.isidentifier() or is_literal(a) else f"({a})" for a in args]
         )
-        return self.new(line, lead, axes, compute_dtype(t.dtype), text)
+        quiet = line.op in QUIET and all([v.quiet or v.dtype == "bool" for v in values])
+        return self.new(line, lead, axes, compute_dtype(t.dtype), text)._replace(quiet=quiet)
 
     def write_to(self, line: Line) -> Value:
         v, dtype = self.value(line.args[0]), line.attrs[0]
@@ -261,7 +270,7 @@ class Lines:
             text = f"{text}.to({TRITON[dtype]})" if dtype != "bool" else f"({text} != 0)"
         if wide != dtype:
             text += f".to({TRITON[wide]})"
-        return self.new(line, v.lead, v.axes, wide, text)._replace(loaded=v.loaded)
+        return self.new(line, v.lead, v.axes, wide, text)._replace(loaded=v.loaded, quiet=v.quiet)
 
     def write_spread(self, line: Line) -> Value:
         v = self.value(line.args[0])
@@ -295,7 +304,8 @@ class Lines:
         if source is not None and dim == k:
             return source
         axes = v.axes[:k] + (1,) + v.axes[k:]
-        return self.new(line, v.lead, axes, v.dtype, f"tl.expand_dims({v.text}, {v.lead + k})")
+        out = self.new(line, v.lead, axes, v.dtype, f"tl.expand_dims({v.text}, {v.lead + k})")
+        return out._replace(loaded=v.loaded, quiet=v.quiet)
 
     def write_squeeze(self, line: Line) -> Value:
         v = self.value(line.args[0])

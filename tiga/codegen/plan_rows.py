@@ -8,8 +8,12 @@ from typing import NamedTuple
 
 REGISTERS = 32
 """Of a thread, for one value of all edges that a program visits at a time: several such live at once."""
-FEW_EDGES = 8
-"""Edges of a row at a time where several rows share a warp."""
+FEW_EDGES = 4
+"""Edges of a row at a time, at least, where rows have no fewer: less leaves too few loads in flight."""
+MANY_EDGES = 32
+"""Edges of a row, beyond which more change no plan."""
+PACKED = 8
+"""Items that a program visits one after another where there are many: what is done once a program is done less."""
 FEW_PROGRAMS = 2048
 """Warps that a GPU holds at once, about: fewer rows are not packed."""
 MOST_NUMBERS = 1 << 20
@@ -37,7 +41,7 @@ class Bucket(NamedTuple):
 @functools.lru_cache(4096)
 def bucket(num_rows: int, num_edges: int) -> Bucket:
     spare = min(32, 1 << max(0, (num_rows // FEW_PROGRAMS).bit_length() - 1))
-    return Bucket(spare, min(FEW_EDGES, 1 << max(0, -(-num_edges // max(1, num_rows)) - 1).bit_length()))
+    return Bucket(spare, min(MANY_EDGES, 1 << max(0, -(-num_edges // max(1, num_rows)) - 1).bit_length()))
 
 
 # Widest factor of a matrix product an edge: (rows, edges, warps), best first. Products need 16 rows x edges or more.
@@ -52,7 +56,8 @@ _MATRICES = (
 def plans(row_bytes: int, features: int, matrix: int, size: Bucket, asked: tuple[int, int] = (0, 0)) -> list[Plan]:
     """The plans to try, best first: what was asked for, (edges a program visits at a time, warps), before all others.
 
-    0 asks for nothing.
+    An edge gathers vectors of `row_bytes` at most, and holds `features` numbers; `matrix` is the widest factor of its
+    matrix products, 0 without any. asked: 0 asks for nothing.
     """
     usual = _plans(row_bytes, features, matrix, size)
     block_e, warps = asked[0] or usual[0].rows * usual[0].block_e, asked[1] or usual[0].warps
@@ -64,9 +69,8 @@ def plans(row_bytes: int, features: int, matrix: int, size: Bucket, asked: tuple
 
 def _plans(row_bytes: int, features: int, matrix: int, size: Bucket) -> list[Plan]:
     """
-    An edge gathers vectors of `row_bytes` at most, and holds `features` numbers; `matrix` is the widest factor of its
-    matrix products, 0 without any. A warp reads 512 bytes at once: of one edge where its vector is as wide, else of
-    several, and of several rows where there are enough of them. Half the edges at a time where registers do not
+    A warp reads 512 bytes at once: of one edge where its vector is as wide, else of several rows, so that a row's edges
+    are added in registers, and of several edges where rows are few. Half the edges at a time where registers do not
     suffice.
     """
     if matrix:
@@ -75,9 +79,18 @@ def _plans(row_bytes: int, features: int, matrix: int, size: Bucket) -> list[Pla
     lanes = min(32, _power(row_bytes / 16))
     warps = min(4, _power(features / 256))
     edges = max(1, min(64, REGISTERS * 32 * warps // _power(features)))
-    rows = max(1, min(32 // lanes, edges // size.few, size.spare))
+    few = FEW_EDGES if lanes > 4 else min(size.few, 2 * FEW_EDGES)
+    rows = max(1, min(32 // lanes, edges // few, size.spare))
     edges //= rows
+    if lanes > 4:
+        # half of a row's edges at a time: its last ones are visited with the whole block's instructions
+        edges = min(edges, max(FEW_EDGES, size.few // 2))
     return [*[Plan(rows, edges >> k, warps) for k in range(3) if edges >> k], Plan(1, 1, max(4, warps))]
+
+
+def programs(groups: int, processors: int) -> int:
+    """How many programs visit so many groups of items: all at once where they fit the GPU."""
+    return max(min(groups, 2 * processors * 32), -(-groups // PACKED))
 
 
 def _power(x: float) -> int:

@@ -11,7 +11,7 @@ import functools
 from dataclasses import dataclass, replace
 
 from tiga.primitives import PRIMITIVES
-from tiga.program import Line, Program, read_number
+from tiga.program import Line, Program, number_text, read_number
 from tiga.types import Total, is_one
 
 POINTWISE = frozenset([name for name, row in PRIMITIVES.items() if row.elementwise])
@@ -58,7 +58,7 @@ class Pass:
 
 class Analysis:
     def __init__(self, p: Program) -> None:
-        self.p, self.lines = p, sums_of_rows(p)
+        self.p, self.lines = p, branches_joined(p, sums_of_rows(p))
         self.defined = {o: line for line in self.lines for o in line.outs}
         self.parent: dict = {}
         for a, b in p.conditions:
@@ -279,3 +279,37 @@ def around(analysis: Analysis, passes: tuple[Pass, ...]) -> tuple[tuple[Line, ..
             wanted.update(read_args(line))
     early = tuple([line for line in lines if line.outs[0] not in analysis.late])
     return early, tuple([line for line in lines if line.outs[0] in analysis.late])
+
+
+def branches_joined(p: Program, lines: tuple[Line, ...]) -> tuple[Line, ...]:
+    """The lines, where(c, g, 0) + where(c, 0, g) * k written as g * where(c, 1, k): a gradient through two branches."""
+    readers: dict[str, int] = {}
+    for line in lines:
+        for a in line.args:
+            readers[a] = readers.get(a, 0) + 1
+    once = {o: line for line in lines for o in line.outs if readers.get(o) == 1 and o not in p.returns}
+    gone: set[str] = set()
+    found: dict[str, tuple[Line, Line]] = {}
+    for line in lines:
+        for a, b in (line.args, line.args[::-1]) if line.op == "add" else ():
+            taken, share = once.get(a), once.get(b)
+            if taken is None or share is None or (taken.op, share.op) != ("where", "mul"):
+                continue
+            k = next((x for x in share.args if read_number(x) is not None), None)
+            other = once.get(next((x for x in share.args if x != k), ""))
+            if k is None or other is None or other.op != "where" or line.outs[0] in found:
+                continue
+            c, g, zero = taken.args
+            same = p.types[c].sizes == p.types[a].sizes == p.types[line.outs[0]].sizes if c in p.types else False
+            if (
+                same
+                and read_number(zero) == 0
+                and read_number(other.args[1]) == 0
+                and other.args == (c, other.args[1], g)
+            ):
+                if p.types[a].dtype == p.types[line.outs[0]].dtype and abs(read_number(k) or 0) < float("inf"):
+                    gone |= {a, b, other.outs[0]}
+                    branch = replace(taken, args=(c, number_text(1.0), k))
+                    found[line.outs[0]] = (branch, Line(line.outs, "mul", (g, a)))
+    kept = [found.get(line.outs[0], (line,)) for line in lines if line.outs[0] not in gone]
+    return tuple([line for group in kept for line in group])

@@ -145,6 +145,11 @@ def work_list(rowptr: Tensor, num_edges: int, split: int) -> Csr:
     num_items, num_merges = _work_sizes(rowptr, num_edges, split)
     rows, device = rowptr.shape[0] - 1, rowptr.device
     bounds = rowptr.to(torch.int64).clamp(0, num_edges).cummax(0).values
+    if split > num_edges:  # no row is cut
+        lengths, row = bounds.diff().sort(descending=True, stable=True)
+        start = bounds[row]
+        items = torch.stack([row, start, start + lengths, torch.full_like(row, -1)], 1)
+        return items.to(rowptr.dtype), rowptr.new_empty(0, 3)
     pieces = ((bounds.diff() + split - 1) // split).clamp_min(1)
     cut = pieces > 1
     before, slots_before = _totals(pieces), _totals(torch.where(cut, pieces, 0))
