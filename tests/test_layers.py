@@ -99,7 +99,7 @@ def inputs_of(x, *rest):
 
 
 def gradients(outputs, inputs):
-    weights = [torch.arange(t.numel(), dtype=t.dtype).view_as(t).cos() for t in outputs]
+    weights = [torch.arange(t.numel(), dtype=t.dtype, device=t.device).view_as(t).cos() for t in outputs]
     total = sum((t.sin() * w).sum() for t, w in zip(outputs, weights))
     if not total.requires_grad:
         return [torch.zeros_like(t) for t in inputs]
