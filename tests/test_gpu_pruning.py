@@ -6,9 +6,11 @@ import pruning
 import pytest
 import test_gpu_sample
 import torch
+import triton
+import triton.language as tl
 
 import tiga as tg
-from tiga.codegen import emit_pruned, launch, plan_pruned
+from tiga.codegen import device_pruned, emit_pruned, launch, plan_pruned
 from tiga.codegen.plan_pruned import PrunedPlan
 
 pytestmark = pytest.mark.gpu
@@ -124,7 +126,7 @@ def report_of(module, graph, q, k, v, **more):
 def adversarial(n):
     """Every row's mass lies in tiles whose scores are far below those of one row of each block."""
     q, k, v = planted(n, n)
-    q[:: TILE[0] // 2] *= 8
+    q[:: TILE[0] // 2] *= 16
     return q, k, v
 
 
@@ -157,6 +159,34 @@ def test_certificate_covers_what_is_left_out(name, option, dtype):
         assert report.skipped.sum() > 0 and report.certificate.max() > 0
     if name == "adversarial" and "block_prune_threshold" in option:  # what a block's maximum can lose
         assert report.certificate.max() > 0.5
+
+
+@triton.jit
+def skip_all(tops, peak, out, shares, tiles, BLOCK: tl.constexpr):
+    """Of each row: what is left out when all tiles of 64 scores are, beside one score that is kept."""
+    rows = tl.arange(0, BLOCK)
+    omitted = tl.full([BLOCK], float("-inf"), tl.float32)
+    for t in range(0, tiles):
+        omitted = device_pruned.left_out(omitted, tl.load(tops + t * BLOCK + rows), tl.full([BLOCK], 64.0, tl.float32))
+    tl.store(out + rows, omitted)
+    kept = tl.load(peak + rows)
+    tl.store(shares + rows, device_pruned.certificate(omitted, kept, tl.full([BLOCK], 1.0, tl.float32)))
+
+
+@pytest.mark.parametrize("high", [-120.0, -0.5, 0.3, 60.0, 120.0])
+def test_bounds_hold_over_many_tiles(high):
+    """Of tiles that add less than the last digit of what was left out before, and beside what dwarfs all of it."""
+    tiles, rows = 400, 16
+    steps = torch.logspace(-8, 0, rows, dtype=torch.float64).log() - torch.rand(tiles, 1, dtype=torch.float64)
+    steps[0] = 0
+    tops = (high + steps).float().to(DEVICE)
+    peak = torch.linspace(high - 50, high + 250, rows).to(DEVICE)  # in base 2
+    out, shares = torch.empty(2, rows, device=DEVICE)
+    skip_all[(1,)](tops, peak, out, shares, tiles, rows)
+    exact = (tops.double().logsumexp(0) + math.log(64)) / math.log(2)
+    assert (out.double() >= exact).all() and (out.double() <= exact + 0.02).all()
+    exact = torch.sigmoid((exact - peak.double()) * math.log(2))
+    assert (shares.double() >= exact).all() and (shares.double() <= exact * 1.015 + 2.0**-119).all()
 
 
 @pytest.mark.parametrize("option", [{"block_prune_threshold": 1.0}, {"prune_mass": 0.5}], ids=lambda x: next(iter(x)))
@@ -227,24 +257,28 @@ class Masked(Attention):
 
 @pytest.mark.parametrize("option", [{"block_prune_threshold": 0.05}, {"prune_mass": 0.05}], ids=lambda x: next(iter(x)))
 def test_fully_masked_rows_give_zero_and_do_not_veto(option):
-    """By -inf scores and by the graph; a block of such rows alone too."""
-    q, k, v = planted(ROWS, ROWS)
+    """By -inf scores and by the graph; a block of such rows alone too.
+
+    Only whole tiles of keys: of both graphs they are judged in the order of their keys.
+    """
+    m = ROWS - ROWS % TILE[1]
+    q, k, v = planted(ROWS, m)
     blind = torch.zeros(ROWS, 1, dtype=torch.bool, device=DEVICE)
     blind[::7], blind[: TILE[0]] = True, True
     module = Masked(return_lse=True, **option)
     dst = {"query": q, "blind": blind}
-    out, lse = module(graph=tg.Graph.dense(ROWS), src={"key": k, "value": v}, dst=dst, scale=0.5)
+    out, lse = module(graph=tg.Graph.dense(ROWS, m), src={"key": k, "value": v}, dst=dst, scale=0.5)
     report = module.last_report
     assert out[blind[:, 0]].eq(0).all() and lse[blind[:, 0]].eq(-math.inf).all()
     assert report.certificate[blind[:, 0]].eq(0).all() and out[~blind[:, 0]].isfinite().all()
     assert report.skipped[1:].sum() > 0
-    stop = torch.where(blind[:, 0], 0, ROWS)
-    graph = tg.Graph.intervals(torch.zeros_like(stop), stop, ROWS)
+    stop = torch.where(blind[:, 0], 0, m)
+    graph = tg.Graph.intervals(torch.zeros_like(stop), stop, m)
     plain = Attention(return_lse=True, **option)
     listed, listed_lse = plain(graph=graph, src={"key": k, "value": v}, dst={"query": q}, scale=0.5)
     again = plain.last_report
     assert listed[blind[:, 0]].eq(0).all() and listed_lse[blind[:, 0]].eq(-math.inf).all()
-    assert again.visited[0].eq(0).all() and again.absent[0].eq(-(-ROWS // TILE[1])).all()
+    assert again.visited[0].eq(0).all() and again.absent[0].eq(m // TILE[1]).all()
     assert torch.equal(again.skipped[1:], report.skipped[1:])
     torch.testing.assert_close(listed, out)
 
@@ -255,17 +289,24 @@ def test_no_number_reaches_another_row(option):
     q, k, v = planted(ROWS, ROWS)
     graph, module = tg.Graph.triangular(ROWS), Attention(**option)
     clean, report = report_of(module, graph, q, k, v)
+    # the last value of the first tile that the last block judges, which is always kept; not an edge of all its rows
+    last = min(ROWS - ROWS % TILE[0] + TILE[1], ROWS) - 1
     poisoned_v = v.clone()
-    poisoned_v[-1] = math.nan
+    poisoned_v[last] = math.nan
     out, again = report_of(module, graph, q, k, poisoned_v)
     assert torch.equal(again.skipped, report.skipped) and torch.equal(again.visited, report.visited)
-    assert out[-1].isnan().all()
-    torch.testing.assert_close(out[:-1], clean[:-1])
+    assert out[last:].isnan().all()
+    torch.testing.assert_close(out[:last], clean[:last])
     poisoned_q = q.clone()
     poisoned_q[-3] = math.nan
     out, again = report_of(module, graph, poisoned_q, k, v)
     assert out[-3].isnan().all() and out[:-3].isfinite().all() and out[-2:].isfinite().all()
     torch.testing.assert_close(out[: ROWS - ROWS % TILE[0]], clean[: ROWS - ROWS % TILE[0]])
+    q, k = torch.ones_like(q), k.abs() / 8
+    k[TILE[1]] = math.nan  # of a tile that every other score of it lets skip
+    k[: TILE[1]] += 8
+    out, _ = report_of(module, tg.Graph.dense(1, ROWS), q[:1], k, v)
+    assert out.isnan().all()
 
 
 # Heads, plans, calls.
@@ -275,7 +316,7 @@ def test_no_number_reaches_another_row(option):
 def test_results_are_equal_whatever_the_plan(option, monkeypatch):
     q, k, v = planted(ROWS, ROWS)
     found = []
-    for early, warps, stages, probe, enough in ((True, 4, 1, 8, 4), (False, 8, 2, 1, 1000), (True, 4, 2, 1, 0)):
+    for early, warps, stages, probe, enough in ((True, 4, 1, 8, 4), (False, 2, 2, 1, 1000), (True, 4, 2, 1, 0)):
         plan = PrunedPlan(*TILE, warps, stages, 1, early)
         monkeypatch.setattr(plan_pruned, "pruned_plans", lambda *of, plan=plan: [plan])
         monkeypatch.setattr(emit_pruned, "PROBE", probe)  # tiles before a loop is chosen, and which one

@@ -157,5 +157,6 @@ def test_kernels_compile_without_spills():
 
 def test_rules_certificates_and_gradients_under_the_interpreter():
     tests = "rule_is and (dense-peak or blocks-mass or double-peak or reversed-mass) or (kept and triangular-peak)"
+    tests += " or (many_tiles and 60) or (covers and adversarial and mass and float32)"
     launched, written = interpreted("pruned_interpreted.py", "-k", tests)
     assert launched > 8 and written > 5

@@ -8,6 +8,7 @@ import triton.language as tl
 from tiga.codegen.device import LOG2E
 
 SLACK: tl.constexpr = tl.constexpr(0.0014082)  # log2(1 + 1/1024): for rounding, of scores by up to 0.001
+LEAST: tl.constexpr = tl.constexpr(-120.0)  # log2 of what a certificate is at least where anything is left out
 
 
 @triton.jit
@@ -28,12 +29,15 @@ def tile_top(tops):
 
 @triton.jit
 def left_out(omitted, tops, count):
-    """log2 of a bound on the sum of exp(score) left out of each row, once `count` scores up to `tops` are as well."""
+    """log2 of a bound on the sum of exp(score) left out of each row, once `count` scores up to `tops` are as well.
+
+    Rounded up: of thousands of tiles each may be less than half a last digit of those before. nan where a score is.
+    """
     more = tl.where(count > 0, tops * LOG2E + tl.log2(tl.maximum(count, 1.0)) + SLACK, float("-inf"))
     high = tl.maximum(omitted, more)
     safe = tl.where(high == float("-inf"), 0.0, high)
     total = tl.exp2(omitted - safe) + tl.exp2(more - safe)
-    return tl.where(high == float("-inf"), high, high + tl.log2(total))
+    return tl.where(more == float("-inf"), omitted, high + (tl.log2(total) + (tl.abs(high) * 1e-7 + 3e-7)))
 
 
 @triton.jit
@@ -49,9 +53,11 @@ def all_allow(bound, peak, total, odds, count, live_own):
 
 @triton.jit
 def certificate(omitted, peak, total):
-    """A bound on the share of each row's probability that was left out; peak in base 2."""
-    ratio = tl.exp2(tl.minimum(omitted - (peak + tl.log2(total)), 126.0))
-    return tl.where(total == 0, (omitted > float("-inf")).to(tl.float32), ratio / (1.0 + ratio))
+    """A bound on the share of each row's probability that was left out, 0 if nothing was; peak in base 2."""
+    least = tl.where(omitted == float("-inf"), omitted, LEAST)
+    ratio = tl.exp2(tl.minimum(larger(omitted - (peak + tl.log2(total)), least), 126.0, tl.PropagateNan.ALL))
+    share = tl.minimum(ratio / (1.0 + ratio) * (1.0 + 5e-7), 1.0, tl.PropagateNan.ALL)  # rounded up
+    return tl.where(total == 0, (omitted > float("-inf")).to(tl.float32), share)
 
 
 @triton.jit(do_not_specialize=["own", "other", "own_stride", "other_stride"])
