@@ -153,8 +153,8 @@ class Report:
     visited, skipped, absent: [query blocks, *heads] int32: tiles that hold edges, those of them that were skipped, and
     those without an edge. first_row: the first destination of each query block. certificate: [num_dst, *heads]
     float32: at most this share of the row's probability was skipped, of the scores as the kernel computed them; 0 where
-    nothing was, else widened by 1/1024 for rounding and at least 2^-120. Tensors stay on their device: nothing waits for it until one is read, printed, or
-    `share` is asked for.
+    nothing was, else widened by 1/1024 for rounding and at least 2^-120. Tensors stay on their device: nothing waits
+    for it until one is read, printed, or `share` is asked for.
     """
 
     def __init__(
