@@ -53,6 +53,22 @@ def test_boxes_are_those_of_the_cpu(dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_torch_operations_of_the_gpu_are_those_of_the_cpu(dtype, monkeypatch):
+    """Of more dimensions than kernels search, and of what they do; a lattice's nodes have many at one distance."""
+    batch = torch.arange(900) * 5 % 7
+    assert_same(neighbours.knn_edges, cloud(900, 8, 3.0, dtype), 8, batch)
+    assert_same(neighbours.knn_edges, cloud(900, 8, 1.5, dtype).round(), 8)
+    assert_same(neighbours.radius_edges, cloud(900, 5, 1.5, dtype), 0.7)
+    monkeypatch.setattr(neighbours, "KERNEL_DEVICES", set())
+    assert_same(neighbours.radius_edges, cloud(900, 3, 3.0, dtype), 0.5, batch)
+    assert_same(neighbours.knn_edges, cloud(900, 3, 3.0, dtype).round(), 5)
+    assert_same(periodic.periodic_edges, cloud(30, 3, 9.0, dtype) - 4, 4.3, SKEWED.to(dtype))
+    cells = torch.stack([SKEWED, 0 * SKEWED, SKEWED * torch.tensor([[1.0], [0], [1]], dtype=torch.float64)]).to(dtype)
+    assert_same(periodic.periodic_edges, cloud(60, 3, 4.0, dtype), 2.1, cells, torch.arange(60) % 3)
+
+
+@pytest.mark.gpu
 def test_the_device_is_waited_for_once():
     positions, box = cloud(3000, 3, 3.0, torch.float32).cuda(), torch.eye(3, device="cuda") * 3
     batch = torch.arange(3000, device="cuda") % 5
