@@ -11,15 +11,16 @@ from triton import language as tl
 
 import tiga as tg
 from tiga import __main__ as command
-from tiga.codegen import kernels
+from tiga.codegen import cache, kernels
 
 from compiled import compile_for  # isort: skip
 
 
 def test_report(tmp_path):
-    env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TIGA_CACHE_DIR": str(tmp_path / "none")}
     done = subprocess.run([sys.executable, "-m", "tiga"], env=env, capture_output=True, text=True)
     assert f"  {tmp_path}: 0 kernels of tiga, 0.0 MiB" in done.stdout
+    assert f"  {tmp_path / 'none'}: 0 files of tuned plans, 0.0 MiB" in done.stdout
     assert done.returncode == 0 and done.stderr == ""
     sections = [line for line in done.stdout.splitlines() if not line.startswith(" ")]
     assert sections == ["versions", "devices", "kernels", "operators", "cache"]
@@ -118,7 +119,10 @@ def foreign(x):
 
 
 def test_clears_kernels_of_tiga_and_no_others(tmp_path, monkeypatch, capsys):
+    tuned = tmp_path.parent / (tmp_path.name + "_tuned")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TIGA_CACHE_DIR", str(tuned))
+    cache.write("plans.json", [1, 2])
     compile_for(kernels.load(OURS), [torch.zeros(1)], {}, 90)
     compile_for(foreign, [torch.zeros(1)], {}, 90)
     assert command.cache_folder() == tmp_path
@@ -126,5 +130,7 @@ def test_clears_kernels_of_tiga_and_no_others(tmp_path, monkeypatch, capsys):
     others = set(tmp_path.iterdir()) - {ours}
     assert any(list(entry.glob("foreign.cubin")) for entry in others) and list(ours.glob("propagate.cubin"))
     assert command.main(["--clear-cache"]) == 0
-    assert f"{tmp_path}: removed 1 kernel of tiga" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"{tmp_path}: removed 1 kernel of tiga" in said and f"{tuned}: removed 1 file of tuned plans" in said
+    assert list(tuned.iterdir()) == [] and cache.read("plans.json") is None
     assert set(tmp_path.iterdir()) == others

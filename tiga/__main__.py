@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from tiga.codegen import cache
 from tiga.errors import TigaError
 from tiga.parser import parse
 
@@ -96,19 +97,29 @@ def cached() -> Iterator[Path]:
             yield entry
 
 
+def kept() -> Iterator[Path]:
+    """What tuning keeps."""
+    folder = cache.folder()
+    yield from (path for path in sorted(folder.rglob("*")) if path.is_file()) if folder.is_dir() else ()
+
+
 def size_of(entries: list[Path]) -> str:
-    held = sum(path.stat().st_size for entry in entries for path in entry.rglob("*") if path.is_file())
+    paths = [path for entry in entries for path in (entry.rglob("*") if entry.is_dir() else (entry,))]
+    held = sum(path.stat().st_size for path in paths if path.is_file())
     return f"{held / 2**20:.1f} MiB"
 
 
 def report() -> str:
-    entries = list(cached())
+    entries, tuned = list(cached()), list(kept())
     sections = {
         "versions": versions(),
         "devices": devices(),
         "kernels": kernels(),
         "operators": ["torch.ops.tiga: " + ", ".join(operators())],
-        "cache": [f"{cache_folder()}: {counted(len(entries), 'kernel')} of tiga, {size_of(entries)}"],
+        "cache": [
+            f"{cache_folder()}: {counted(len(entries), 'kernel')} of tiga, {size_of(entries)}",
+            f"{cache.folder()}: {counted(len(tuned), 'file')} of tuned plans, {size_of(tuned)}",
+        ],
     }
     return "\n".join(line for name, lines in sections.items() for line in (name, *["  " + text for text in lines]))
 
@@ -165,16 +176,21 @@ def way(text: str) -> str:
 
 
 def clear() -> str:
-    entries = list(cached())
-    held = size_of(entries)
+    entries, tuned = list(cached()), list(kept())
+    lines = [
+        f"{cache_folder()}: removed {counted(len(entries), 'kernel')} of tiga, {size_of(entries)}",
+        f"{cache.folder()}: removed {counted(len(tuned), 'file')} of tuned plans, {size_of(tuned)}",
+    ]
     for entry in entries:
         shutil.rmtree(entry)
-    return f"{cache_folder()}: removed {counted(len(entries), 'kernel')} of tiga, {held}"
+    for file in tuned:
+        file.unlink(missing_ok=True)
+    return "\n".join(lines)
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tiga", description=__doc__)
-    parser.add_argument("--clear-cache", action="store_true", help="remove tiga's compiled kernels, and only these")
+    parser.add_argument("--clear-cache", action="store_true", help="remove tiga's compiled kernels and tuned plans")
     commands = parser.add_subparsers(dest="command")
     command = commands.add_parser("explain", help="print the programs inside a saved model")
     command.add_argument("file", metavar="FILE.pt2")
