@@ -14,11 +14,11 @@ setup(
     license="MIT",
     python_requires=">=3.10",
     packages=find_packages(include=["tiga", "tiga.*"]),
-    package_data={"tiga": ["py.typed"]},
+    package_data={"tiga": ["py.typed", "codegen/device.h"]},
     install_requires=["torch>=2.11", 'triton>=3.6; platform_system == "Linux"'],
     extras_require={
         "examples": EXAMPLES,
-        "test": [*EXAMPLES, *PEERS, *DOCS, "pytest", "expecttest", "hypothesis", "ruff", "mypy"],
+        "test": [*EXAMPLES, *PEERS, *DOCS, "pytest", "pytest-xdist", "expecttest", "hypothesis", "ruff", "mypy"],
         "docs": DOCS,
     },
 )

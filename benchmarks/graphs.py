@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks import command
+from benchmarks import command, neighbour_lists
 from benchmarks.graph_peers import has_pyg
 from benchmarks.graph_works import WORKS, Case, Work
 from benchmarks.measure import (
@@ -41,6 +41,7 @@ PEERS = ("tiga", "eager", "compiled", "anemoi")
 COLUMNS = ("tiga", "PyG eager", "PyG compiled", "anemoi", "compiled / tiga", "anemoi / tiga", "peak MiB")
 MORE = ("GB/s", "kernels ms", "of the gather bound", "error", "how it ran")
 QUICK = (
+    *neighbour_lists.SEARCHES,
     "arxiv-shaped, gatv2, float32",
     "hub, gatv2, float32",
     "mesh, 16 x 32, float16",
@@ -160,4 +161,4 @@ def table(setting: Setting) -> Table:
 
 if __name__ == "__main__":
     labels = ("ms, forward", "ms, forward and backward")
-    command.main("graphs", __doc__, (table,), QUICK, labels, "log")
+    command.main("graphs", __doc__, (table, neighbour_lists.table), QUICK, labels, "log")

@@ -9,8 +9,7 @@ from tiga import passes
 
 CALLS = [
     ("GATConv", {"edge_dim": 3, "fill_value": "max", "concat": False}),
-    ("GATv2Conv", {"edge_dim": 2, "residual": True}),
-    ("GATv2Conv", {"edge_dim": 2, "add_self_loops": False, "heads": 3, "channels": 5}),  # no powers of two
+    ("GATv2Conv", {"edge_dim": 2, "residual": True, "heads": 3, "channels": 5}),  # no powers of two
     ("TransformerConv", {"edge_dim": 3, "beta": True}),
 ]
 LIST = torch.tensor([[0, 1, 2, 2, 3, 0, 4, 4, 1], [1, 1, 0, 1, 1, 1, 3, 3, 3]])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from ase.build import bulk
 
-from benchmarks import command, graph_lists, graph_peers, graphs
+from benchmarks import command, graph_lists, graph_peers, graphs, neighbour_lists
 from benchmarks.graph_works import WORKS
 from benchmarks.measure import Setting
 
@@ -16,7 +16,6 @@ TINY = Setting("cpu", 12, 1)
 NAMES = (
     "mesh, 16 x 32, float16",
     "published GAT, 512 nodes, 8 features, hidden 16",
-    "hub, dot, bfloat16",
 )
 
 
@@ -43,6 +42,16 @@ def test_a_wrong_result_is_no_figure(monkeypatch):
     measured.measure(case.tiga)
     with pytest.raises(AssertionError, match="relative error"):
         measured.measure(lambda: case.tiga() * 1.001)
+
+
+@pytest.mark.parametrize("name", [*neighbour_lists.SEARCHES][1::2])
+def test_search_is_checked_and_measured(name):
+    setting = Setting("cpu", 120, 1)
+    assert neighbour_lists.line(setting, neighbour_lists.SEARCHES[name]).cells[-1] == ""
+    search = neighbour_lists.SEARCHES[name](setting)
+    rowptr, col = search.find()[:2]
+    with pytest.raises(AssertionError, match="not the neighbours"):
+        search.check((rowptr, col.roll(1)))
 
 
 def test_command_leaves_a_table_and_a_plot(tmp_path, monkeypatch, capsys):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo.testing
 import torch.nn.functional as F
 from torch import nn
 
@@ -392,6 +393,20 @@ def test_compiled_whole():
         out = layer(x, list_, attr)
         found.append([out, *gradients([out], [x, attr, *parameters])])
     assert_same(*found, 1e-4)
+
+
+def test_compiled_once_for_all_sizes_and_seeds():
+    """Dropout draws anew at each call, and a self loop's as an edge's: the mean of many calls is the call without."""
+    torch._dynamo.reset()
+    layer = tg.nn.GATConv(3, 4, heads=2, dropout=0.5)
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(layer, fullgraph=True, backend=counter, dynamic=True)
+    for n in (5, 8):
+        x, list_ = torch.randn(n, 3), graph(n, n, 4 * n, torch.Generator().manual_seed(n))
+        every = torch.stack([compiled(x, list_).detach() for _ in range(200)])
+        error, spread = every.mean(0) - copy.deepcopy(layer).eval()(x, list_), every.std(0) / 200**0.5
+        assert (error.abs() <= 5 * spread + 1e-6).all()
+    assert counter.frame_count == 1
 
 
 def test_autocast_gives_what_the_peer_gives():

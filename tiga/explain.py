@@ -24,6 +24,7 @@ LOWERINGS = {
     "interpret-listed": "composite-listed",
     "launch-tiles": "tiles",
     "launch-rows": "rows",
+    "launch-cpp": "cpp",
     "": "composite",
 }
 MOST_VARIANTS = 256
@@ -190,6 +191,10 @@ def explain(module: Any) -> Explanation:
 
 
 def _provider(v: Variant) -> str:
+    if any(run.visit == "launch-cpp" for run in v.runs):
+        from tiga.codegen.launch_cpp import compiler
+
+        return f"{compiler()}, torch@{torch.__version__}"
     if any(run.sources for run in v.runs):
         import triton
 
@@ -232,6 +237,8 @@ def _remarks(v: Variant) -> list[str]:
     for number, run in enumerate(v.runs):
         which = f"program {number + 1}: " if len(v.runs) > 1 else ""
         found.extend(["[planning] " + which + text for text in _visits(run)])
+        if run.reason:
+            found.append(f"[provider] {which}torch operations, no C++: {run.reason}")
     if "segment-scan" in v.names:
         found.append(f"[planning] {PASSES['segment-scan']}: one step for each edge of the longest segment")
     found.extend(["[fusion] when compiled, " + text for text in _fused(v)])
@@ -279,8 +286,9 @@ def _visits(run: Run) -> list[str]:
     if not run.visit:
         return ["no edge was visited"]
     if run.sources:
+        what = "C++ loop" if run.visit == "launch-cpp" else "kernel"
         return [
-            f"{len(run.sources)} kernel{'s' * (len(run.sources) != 1)}; "
+            f"{len(run.sources)} {what}{'s' * (len(run.sources) != 1)}; "
             "no score and no weight of a pair was materialized"
         ]
     # the planner counts elements of 4 bytes, 8-byte ones twice

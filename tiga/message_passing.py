@@ -320,6 +320,8 @@ def check_fields(name: str, graph: Any, src: Any, dst: Any, edge: Any) -> tuple[
     num_src, num_dst = (graph.ints if graph.reversed else graph.ints[1::-1])[:2]
     home: Any = None
     first, forms = "", []
+    # a compiler would guard on what eager calls have met, and compile again after one
+    met = () if torch.compiler.is_compiling() else _names
     for place, fields in (("src", src), ("dst", dst), ("edge", edge)):
         if not isinstance(fields, dict):
             raise TypeError(
@@ -329,7 +331,7 @@ def check_fields(name: str, graph: Any, src: Any, dst: Any, edge: Any) -> tuple[
             continue
         rows = num_src if place == "src" else num_dst if place == "dst" else _edges(graph)
         for key, t in fields.items():
-            if not isinstance(t, Tensor) or (key not in _names and not is_field_name(key)) or t.dtype not in NAMES:
+            if not isinstance(t, Tensor) or (key not in met and not is_field_name(key)) or t.dtype not in NAMES:
                 refuse_field(name, place, key, t)
             shape, device = t.shape, t.device
             if len(shape) == 0 or (rows is not None and shape[0] != rows):

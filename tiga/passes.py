@@ -29,6 +29,9 @@ PASSES = {
     "launch-tiles": "edges ran in kernels of the tiles skeleton, one for each direction of folding",
     "emit-rows": "kernel source was written: rows of a list of edges",
     "launch-rows": "edges ran in kernels of the rows skeleton, one for each direction of folding",
+    "emit-cpp": "C++ source was written: rows in parallel, a loop over the edges of each",
+    "compile-cpp": "the C++ compiler made a library of it",
+    "launch-cpp": "edges ran in C++, one loop for each direction of folding",
     "inner-products-as-matmul": "sums of source times destination ran as matrix products",
     "weighted-sums-as-matmul": "folds of weight times field ran as matrix products",
     "segment-scan": "a reducer's own combine swept each segment edge by edge",
@@ -47,10 +50,11 @@ class Run:
     most, visited: pairs held at once and in all; width: elements of edge values a pair.
     """
 
-    __slots__ = ("most", "names", "program", "ranges", "sources", "visit", "visited", "width")
+    __slots__ = ("most", "names", "program", "ranges", "reason", "sources", "visit", "visited", "width")
 
     def __init__(self, program: str) -> None:
         self.program, self.visit = program, ""
+        self.reason = ""  # why no kernel ran
         self.names: set[str] = set()
         self.sources: tuple[str, ...] = ()  # of the kernels that were launched
         self.ranges = self.most = self.visited = self.width = 0
@@ -105,6 +109,13 @@ def running(program: str) -> None:
         run.names.add("verify")
         record.now = run.names
         record.runs.append(run)
+
+
+def kept(reason: str) -> None:
+    """The program stays with torch operations, for this reason."""
+    record = _here.record
+    if record is not None and record.runs:
+        record.runs[-1].reason = reason
 
 
 def visited(name: str, pairs: int, width: int) -> None:

@@ -52,6 +52,7 @@ def runs(first, p, ring0, ring1, ring2, keys, places, bins, sizes, num, steps, P
     n0, n1, n2 = tl.load(sizes), tl.load(sizes + 1), tl.load(sizes + 2)
     base = (tl.load(keys + p) - c2) // n2 - c1
     base = base // n1 - c0
+    low0, high0, low1, high1 = c0 - ring0, c0 + ring0, c1 - ring1, c1 + ring1
     begin, end = c2 - ring2, c2 + ring2
     if PERIODIC:
         b0, b1, b2 = tl.load(bins), tl.load(bins + 1), tl.load(bins + 2)
@@ -59,13 +60,16 @@ def runs(first, p, ring0, ring1, ring2, keys, places, bins, sizes, num, steps, P
         highest, _ = wrapped(end, b2)
     else:
         lowest, highest = 0, 0
-    layers = highest - lowest + 1
-    count = (2 * ring0 + 1) * (2 * ring1 + 1) * layers
+        low0, high0 = tl.maximum(low0, 0), tl.minimum(high0, n0.to(tl.int32) - 1)
+        low1, high1 = tl.maximum(low1, 0), tl.minimum(high1, n1.to(tl.int32) - 1)
+        begin = tl.maximum(begin, 0)
+    layers, across = highest - lowest + 1, high1 - low1 + 1
+    count = (high0 - low0 + 1) * across * layers
     run = first + tl.arange(0, R)
     image2 = lowest + run % layers
     run_of = run // layers
-    q1 = c1 - ring1 + run_of % (2 * ring1 + 1)
-    q0 = c0 - ring0 + run_of // (2 * ring1 + 1)
+    q1 = low1 + run_of % across
+    q0 = low0 + run_of // across
     image = tl.zeros([R], tl.int32)
     if PERIODIC:
         image0, q0 = wrapped(q0, b0)
@@ -74,8 +78,7 @@ def runs(first, p, ring0, ring1, ring2, keys, places, bins, sizes, num, steps, P
         begin = tl.maximum(begin - image2 * b2, 0)
         end = tl.minimum(end - image2 * b2, b2 - 1)
     else:
-        begin = tl.maximum(begin, 0) + image
-        end = end + image
+        begin, end = begin + image, end + image
     end = tl.minimum(end, n2.to(tl.int32) - 1)
     live = (run < count) & (q0 >= 0) & (q0 < n0) & (q1 >= 0) & (q1 < n1)
     row = ((base + q0) * n1 + q1) * n2

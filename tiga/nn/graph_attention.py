@@ -165,7 +165,9 @@ class GraphAttention(MessagePassing):
         if loops != rows:
             own["has_loop"] = (own["node"] < loops).unsqueeze(-1)
         if self.dropout > 0 and self.training:
-            own["loop_kept"] = F.dropout(x.new_ones(rows, self.heads), self.dropout)
+            # not F.dropout, for which a compiler bakes a changing probability in
+            kept = (torch.rand(rows, self.heads, device=x.device) >= self.dropout).to(x.dtype)
+            own["loop_kept"] = kept if self.dropout >= 1 else kept / (1 - self.dropout)
         if attr is not None and not isinstance(self.fill_value, str):
             fill = torch.as_tensor(self.fill_value, dtype=attr.dtype, device=attr.device)
             fill = fill if fill.dim() == attr.dim() else fill.unsqueeze(0)

@@ -65,6 +65,13 @@ def composite(program: str, tensors: list[Tensor], ints: list[int], scalars: lis
             prune.refuse(p.pruned, None, device, p.kind, f"no kernel fits this program ({reason})")
         if device == "cuda":
             _say_composite(reason)
+    elif device == "cpu":
+        from tiga.ops import cpp
+
+        reason = cpp.run(p, tensors, ints, scalars, outputs)
+        if not reason:
+            return outputs
+        passes.kept(reason)
     interpret(p, tensors, ints, scalars, outputs)
     return outputs
 

@@ -13,9 +13,8 @@ from torch import Tensor
 from tiga import passes
 from tiga.codegen.launch_rows import Lists, Prepared, launch, layout_key, prepare
 from tiga.codegen.rows import Analysis, Refused, around, read_args
+from tiga.ops.nodes import Nodes, Whole
 from tiga.program import Line, Program, evaluate_size
-from tiga.reference import Run
-from tiga.reference_ops import fold_rows
 from tiga.types import DTYPES, compute_dtype
 
 
@@ -74,16 +73,7 @@ def run(
     return ""
 
 
-class _Whole:
-    """All destinations at once: node values need no ranges."""
-
-    lead = 1
-
-    def __init__(self, rows: int) -> None:
-        self.rows = (0, rows)
-
-
-class _Rows(Run):
+class _Rows(Nodes):
     def __init__(self, p: Program, tensors: Any, ints: Any, scalars: Any, outputs: list[Tensor], plan: Planned) -> None:
         self.p, self.ints, self.outputs, self.plan = p, ints, outputs, plan
         self.num_dst, self.num_src = ints[:2]
@@ -93,7 +83,7 @@ class _Rows(Run):
         self.fields = {ref: t.reshape(()) if number else t for (ref, number), t in zip(plan.refs, tensors)}
         self.here = {}
         self.numbers = dict(zip(p.scalars, scalars))
-        self.whole = _Whole(self.num_dst)
+        self.whole = Whole(self.num_dst)
         self.lists = Lists(tuple(tensors[count:]), ints)
         self.key = layout_key(p, tensors, self.shapes, self.lists)
 
@@ -109,24 +99,6 @@ class _Rows(Run):
             if self.plan.filled.get(ref) != at:
                 x = self.held(ref) if ref in self.here or ref in self.fields else self.value(ref, self.whole)
                 out.copy_(x.expand(out.shape) if x.dim() == out.dim() else x)
-
-    def value(self, ref: str, layout: Any) -> Tensor:
-        if ref in self.numbers and ref not in self.fields:
-            self.fields[ref] = torch.full((), self.numbers[ref], dtype=torch.float64, device=self.device)
-        return super().value(ref, layout)
-
-    def node(self, line: Line) -> None:
-        out = line.outs[0]
-        if line.op == "reduce":
-            rows = [self.value(a, self.whole) for a in line.args]
-            self.fields[out] = fold_rows(line, rows, self.p, self.zeros(out))
-        else:
-            x = self.compute(line, self.whole)
-            (self.here if self.p.types[out].place == "dst" else self.fields)[out] = x
-
-    def held(self, ref: str) -> Tensor:
-        t = self.here.get(ref)
-        return self.fields[ref] if t is None else t
 
     def edges(self, ready: Prepared) -> None:
         work, p, filled = ready.work, self.p, self.plan.filled
