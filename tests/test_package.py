@@ -23,7 +23,7 @@ COMMANDS = [
 ROWS = [
     {"errors", "passes"},
     {"types", "relations", "preparation", "graph_checks"},
-    {"rules", "primitives", "reducers", "layouts", "ranges", "neighbours", "graph_algebra", "graph_text"},
+    {"rules", "primitives", "reducers", "layouts", "ranges", "neighbours", "graph_algebra", "graph_text", "graph_tree"},
     {"program", "infer", "parser", "graph_build"},
     {"builder", "graph"},
     {
