@@ -198,7 +198,7 @@ STANDARD = [
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
-@pytest.mark.parametrize("lower, dtype, most", STANDARD, ids=str)
+@pytest.mark.parametrize("lower, dtype, most", STANDARD, ids=lambda x: getattr(x, "__name__", str(x)))
 def test_registers_spills_and_barriers(lower, dtype, most, capability, monkeypatch):
     """4 heads of 32, by ptxas: one plan, no spill, and no barrier but those of an edge's few narrow values."""
     call = lower(dtype)
