@@ -95,7 +95,7 @@ def hoist(nodes: list[Node], call: Node, after: set[Node], really: bool) -> None
         if node in found:
             continue
         if node in after or stays(node):
-            raise Unfit(f"{node} is known only after it, or keeps its turn")
+            raise Unfit(f"{node.target} is known only after it, or keeps its turn")
         found.add(node)
         todo.extend([n for n in node.all_input_nodes if call < n])
     for node in sorted(found) if really else ():

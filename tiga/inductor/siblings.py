@@ -35,7 +35,7 @@ def _join_first(calls: list[Node], note: Callable[[Node, str], None]) -> bool:
             try:
                 _join(first, second, after)
             except Unfit as e:
-                note(second, f"left apart from {first}: {e}")
+                note(second, f"left apart from another over this graph: {e}")
                 continue
             note(first, "two applications over one graph are one program")
             return True
