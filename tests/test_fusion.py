@@ -13,6 +13,7 @@ from fused import compiling, inference, left, programs, run, training
 from hypothesis import Phase, given, settings
 from programs import Attention, attend, plain_attention
 from torch._inductor import config
+from torch._inductor.utils import fresh_cache, run_and_get_code
 from torch.autograd import grad
 
 import tiga as tg
@@ -365,6 +366,24 @@ def test_two_applications_that_share_fields_are_one_kernel(dtype, count):
     assert len(programs(forward.graph)) == count
     if count == 1:
         assert cost(programs(forward.graph)[0]).launches == 1 and left(forward.graph) == []
+
+
+def test_inductor_has_nothing_left_to_generate():
+    """Real code: forward and backward of scale, attention, activation and gate are calls of the operator alone."""
+    args = [a.requires_grad_() for a in tensors((*QKV, U))]
+
+    def step():
+        torch._dynamo.reset()
+        out = torch.compile(lambda q, k, v, g: F.silu(tiga_attention(q * 0.5, k, v)) + g, fullgraph=True)(*args)
+        return out, grad(out.sum(), args)
+
+    with fresh_cache():
+        got, (forward, backward) = run_and_get_code(step)
+    want = F.silu(torch_attention(args[0] * 0.5, *args[1:3])) + args[3]
+    torch.testing.assert_close(got, (want, grad(want.sum(), args)), rtol=1e-4, atol=1e-5)
+    for code in (forward, backward):
+        assert code.count("torch.ops.tiga.propagate.default(") == 1
+    assert "cpp_fused" not in forward
 
 
 # What is said.

@@ -67,6 +67,8 @@ class _Consumers:
         self.call, self.after, self.seeds = call, after, seeds
         self.allowed = {t for t in MEANINGS if not simple or (t not in FOLDS and t not in JOINS)}
         self.draft = Draft(call)
+        if self.draft.p.batch:
+            raise Unfit("the program of a vmap")
         self.returned = self.draft.replay()
         self.terms = Terms(self.draft, self.computes, self.reads)
         self.why: dict[Node, str] = {}
