@@ -199,6 +199,14 @@ def test_what_kernels_cannot_hold_stays_outside():
     assert "cat" in outside and "launches instead of" in said
 
 
+def test_what_would_keep_more_for_backward_stays_outside():
+    def fn(t, q, k, v, x, w):
+        return t((q.flatten(1) @ w + x.flatten(1) @ w).view(N, H, D), k, v)
+
+    outside, said = left_out(fn, (*QKV, U, (H * D, H * D)))
+    assert outside == ["add", "mm", "mm"] and "2 tensors would be kept for backward instead of one" in said
+
+
 def test_what_others_read_stays_outside_or_is_returned():
     """The scaled query is a result of its own; so is the attention before its activation."""
 
@@ -331,6 +339,24 @@ def test_a_layer_over_listed_edges():
     torch.testing.assert_close(grad(got, args, weights), grad(want, args, weights), rtol=1e-3, atol=1e-4)
     forward, backward = graphs
     assert left(forward) == ["mm", "mm"] and len(programs(forward)) == len(programs(backward)) == 2
+
+
+def test_what_every_edge_would_compute_again_stays_outside():
+    """Over listed edges a scale of the sources rides on the gather; a tanh is done once a node."""
+    graph = tg.Graph.from_edge_index(torch.stack([torch.arange(N), torch.arange(N).flip(0)]), N, N)
+    gat = Gat()
+
+    def fn(x, y, att):
+        return gat(graph=graph, src={"x": x}, dst={"x": y}, att=att)
+
+    x, y, att = tensors((U, U, (H, D)))
+    for before, kept in ((lambda x: x * 0.5 + 1, []), (lambda x: x.tanh(), ["tanh"])):
+        torch._dynamo.reset()
+        graphs = []
+        with torch.no_grad():
+            got = compiling(graphs)(lambda x, y, att, before=before: fn(before(x), y, att))(x, y, att)
+            torch.testing.assert_close(got, fn(before(x), y, att))
+        assert left(graphs[0]) == kept
 
 
 class Summed(tg.MessagePassing):

@@ -14,6 +14,7 @@ from tiga.inductor.draft import Draft, Written, constant, shown
 from tiga.inductor.meanings import ELEMENTWISE, FOLDS, JOINS, MEANINGS, Unfit
 from tiga.inductor.neighbourhood import (
     calls_of,
+    direction,
     has_meaning,
     is_call,
     is_layout,
@@ -133,6 +134,9 @@ def _check(root: Node, calls: list[Node], pairs: list[tuple[Draft, Written]]) ->
                 and len(s.val.shape) == len(shown(root).shape)
             ):
                 leaves[s.node] = None
+    made = [n for n in leaves if n.op == "call_function"]
+    if len(made) > 1 and len({direction(call) for call in calls}) > 1:
+        raise Unfit(f"{len(made)} tensors would be kept for backward instead of one")
     reason = worse([call.args[0] for call in calls], [w.text for _, w in pairs], len(leaves) + 1)
     if reason:
         raise Unfit(reason)
