@@ -412,6 +412,10 @@ def test_inductor_has_nothing_left_to_generate():
     assert "cpp_fused" not in forward
 
 
+def test_two_names_of_one_boundary():
+    assert tg.program is tg.jit
+
+
 # What is said.
 
 
