@@ -5,12 +5,14 @@ Those of the GPU at small sizes, on the CPU: their oracles are plain torch.
 
 import pytest
 import sample
+import test_fusion
 import test_gpu
 import test_gpu_programs
 import test_gpu_sample
 import torch
 
 import tiga as tg
+from tiga import passes
 from tiga.codegen import launch
 
 test_gpu.DEVICE = test_gpu_programs.DEVICE = test_gpu_sample.DEVICE = "cpu"
@@ -80,3 +82,12 @@ def test_every_fold_is_merged(parts):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_infinities_and_nan_are_those_of_numbers_one_by_one(dtype):
     test_gpu.test_infinities_and_nan_are_those_of_numbers_one_by_one(dtype)
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "gate, a view", "norm of the result"])
+def test_neighbours_are_computed_in_the_kernels(name):
+    """Forward and backward of what a compiler moved into the programs."""
+    torch.manual_seed(0)
+    before = passes.COUNTS["launch-tiles"]
+    test_fusion.test_neighbours_move_into_the_program(next(c for c in test_fusion.CASES if c.name == name))
+    assert passes.COUNTS["launch-tiles"] - before >= 2
