@@ -16,7 +16,6 @@ from tiga.errors import TigaError
 
 TILE = (128, 64)
 """Destinations and sources of the tiles that are judged, unless others are given."""
-OPTIONS = ("block_prune_threshold", "prune_mass")
 DEVICES = {"cuda"}
 """Device types that have the kernels."""
 
@@ -87,6 +86,9 @@ def check_options(rho: Any, eps: Any, tile: Any) -> None:
         raise TigaError(
             f"online_softmax: prune_tile={tile}; it is (destinations, sources) of a tile, powers of two from 16 to 256."
         )
+
+
+OPTIONS = ("block_prune_threshold", "prune_mass")
 
 
 def check_none(who: str, option: str, value: Any) -> None:
