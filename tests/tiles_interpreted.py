@@ -56,6 +56,18 @@ def test_few_rows_are_split_and_heads_share_tiles(parts):
     assert max(parts) > 1
 
 
+def test_gradients_of_few_rows_are_merged_with_a_scale_that_is_a_tensor(parts):
+    """What the finished sum is multiplied by is read where the parts meet."""
+    query, key, value = torch.randn(3, 2, 16, requires_grad=True), torch.randn(700, 2, 16), torch.randn(700, 2, 16)
+    fields = {"src": {"key": key, "value": value}, "dst": {"query": query}}
+    out = test_gpu_sample.Attention()(graph=tg.Graph.dense(3, 700), **fields, scale=torch.tensor(0.25))
+    (got,) = torch.autograd.grad(out.sum(), query)
+    weight = (torch.einsum("ihd,jhd->ijh", query, key) * 0.25).softmax(1)
+    (wanted,) = torch.autograd.grad(torch.einsum("ijh,jhd->ihd", weight, value).sum(), query)
+    assert max(parts) > 1
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)
+
+
 class Folds(tg.MessagePassing):
     most, least, mean, count = tg.max(), tg.min(), tg.mean(), tg.sum()
 
