@@ -257,8 +257,8 @@ def asked(block_e, num_warps):
     net = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 1))
     module = Network(3, 4)
     module.net = tg.nn.trace(net, block_e, num_warps)
-    x = torch.randn(4096, 3)
-    return module.lower(graph(4096), src={"x": x}, dst={"x": x})
+    x = torch.randn(64, 3)
+    return module.lower(graph(64), src={"x": x}, dst={"x": x})
 
 
 def test_what_a_network_asks_for_is_tried_first(monkeypatch):

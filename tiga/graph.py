@@ -24,7 +24,7 @@ class Graph:
     edge.
 
     Listed kinds on a device with kernels are made with what kernels read beside the list (`prepare`): work lists, and,
-    where gradients are recorded, the list by source.
+    where gradients are recorded, the list by source. Where sizes were read, one more read finds the longest rows.
 
     >>> import tiga as tg
     >>> tg.Graph.triangular(3).to_mask().int().tolist()
