@@ -178,7 +178,8 @@ def main() -> None:
         f"# C++ on the CPU, {datetime.date.today()}",
         "",
         f"{os.cpu_count()} {platform.machine()} cores, {torch.get_num_threads()} threads, torch {torch.__version__}. "
-        f"`python -m benchmarks.cpu{' --shared' * options.shared}`; float32; milliseconds of {what}, the least of {options.repeats} turns.",
+        f"`python -m benchmarks.cpu{' --shared' * options.shared}`; float32; "
+        f"milliseconds of {what}, the least of {options.repeats} turns.",
         "",
         "| work | way | forward | forward + backward | MiB |",
         "|---|---|---|---|---|",
