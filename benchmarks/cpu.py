@@ -171,6 +171,7 @@ def main() -> None:
     works = [
         lambda: gatv2(20_000 // small, 300_000 // small),
         lambda: attention(tg.Graph.dense(2048 // small), "dense", 8, 64),
+        lambda: attention(tg.Graph.dense(2048 // small), "dense", 8, 32),
         lambda: attention(tg.Graph.triangular(4096 // small), "causal", 4, 32),
         lambda: attention(tg.Graph.window(16384 // small, 256), "window 257", 4, 32),
     ]
