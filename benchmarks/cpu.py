@@ -171,6 +171,7 @@ def main() -> None:
     works = [
         lambda: gatv2(20_000 // small, 300_000 // small),
         lambda: attention(tg.Graph.dense(2048 // small), "dense", 8, 64),
+        lambda: attention(tg.Graph.dense(2048 // small), "dense", 8, 32),
         lambda: attention(tg.Graph.triangular(4096 // small), "causal", 4, 32),
         lambda: attention(tg.Graph.window(16384 // small, 256), "window 257", 4, 32),
     ]
@@ -178,7 +179,8 @@ def main() -> None:
         f"# C++ on the CPU, {datetime.date.today()}",
         "",
         f"{os.cpu_count()} {platform.machine()} cores, {torch.get_num_threads()} threads, torch {torch.__version__}. "
-        f"`python -m benchmarks.cpu{' --shared' * options.shared}`; float32; milliseconds of {what}, the least of {options.repeats} turns.",
+        f"`python -m benchmarks.cpu{' --shared' * options.shared}`; float32; "
+        f"milliseconds of {what}, the least of {options.repeats} turns.",
         "",
         "| work | way | forward | forward + backward | MiB |",
         "|---|---|---|---|---|",

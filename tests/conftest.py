@@ -1,4 +1,4 @@
-"""What every test starts from: seeds, two threads, and an Inductor cache of its own."""
+"""What every test starts from: seeds, two threads, and caches of compilers of its own."""
 
 import os
 import tempfile
@@ -8,6 +8,7 @@ import pytest
 # before torch reads it; caches do not key on what an operator's rules are
 _CACHE = tempfile.TemporaryDirectory(prefix="tiga_inductor_")
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = _CACHE.name
+os.environ["TORCH_EXTENSIONS_DIR"] = os.path.join(_CACHE.name, "extensions")
 
 import torch  # noqa: E402
 

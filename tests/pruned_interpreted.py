@@ -13,3 +13,4 @@ emit_pruned.PROBE = 1  # of few tiles
 from test_gpu_pruning import *  # noqa: E402,F403
 
 pytestmark = []
+del test_a_captured_call_reports_each_replay  # noqa: F821

@@ -5,6 +5,7 @@ import itertools
 import oracle
 import pytest
 import test_cases
+import test_fusion
 import torch
 from cases import CASES, Attention, Case, Max, NetScore, tensors
 from test_cases import assert_same
@@ -253,3 +254,11 @@ def test_one_text_serves_all_sizes():
         call = Gat().lower(graph, src={"x": x}, dst={"x": x}, att=torch.randn(2, width))
         texts |= {k.main.text for k in rows.planned(parse(call.program)).passes}
     assert len(texts) == 1
+
+
+def test_neighbours_are_computed_in_the_kernels():
+    """Bias and activation of a layer, which a compiler moved into its program."""
+    torch.manual_seed(0)
+    before = passes.COUNTS["launch-rows"]
+    test_fusion.test_a_layer_over_listed_edges()
+    assert passes.COUNTS["launch-rows"] - before >= 4

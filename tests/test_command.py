@@ -11,15 +11,18 @@ from triton import language as tl
 
 import tiga as tg
 from tiga import __main__ as command
-from tiga.codegen import kernels
+from tiga.codegen import cache, kernels
 
 from compiled import compile_for  # isort: skip
 
 
 def test_report(tmp_path):
-    env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    folders = {"TRITON_CACHE_DIR": "triton", "TIGA_CACHE_DIR": "own", "TORCH_EXTENSIONS_DIR": "torch"}
+    env = {**os.environ, **{name: str(tmp_path / folder) for name, folder in folders.items()}}
     done = subprocess.run([sys.executable, "-m", "tiga"], env=env, capture_output=True, text=True)
-    assert f"  {tmp_path}: 0 kernels of tiga, 0.0 MiB" in done.stdout
+    assert f"  {tmp_path / 'triton'}: 0 Triton kernels, 0.0 MiB" in done.stdout
+    assert f"  {tmp_path / 'torch' / 'tiga'}: 0 C++ files, 0.0 MiB" in done.stdout
+    assert f"  {tmp_path / 'own'}: 0 files of tuned plans, 0.0 MiB" in done.stdout
     assert done.returncode == 0 and done.stderr == ""
     sections = [line for line in done.stdout.splitlines() if not line.startswith(" ")]
     assert sections == ["versions", "devices", "kernels", "operators", "cache"]
@@ -48,8 +51,9 @@ def test_says_why_kernels_are_not_available(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(command, "has_triton", lambda: True)
     assert command.kernels()[0] == "tiles (implicit graphs): available on CUDA"
-    monkeypatch.setattr(command.shutil, "which", lambda name: None)
-    assert command.kernels()[-1].endswith("not available: no C++ compiler was found (set CXX)")
+    monkeypatch.setattr(command.launch_cpp, "compiler", lambda: "")
+    for line in command.kernels()[2::2]:
+        assert line.endswith("not available: no C++ compiler was found (set CXX)")
 
 
 class Attention(tg.MessagePassing):
@@ -117,14 +121,29 @@ def foreign(x):
     tl.store(x, 2.0)
 
 
-def test_clears_kernels_of_tiga_and_no_others(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+def test_clears_what_is_tigas_and_nothing_else(tmp_path, monkeypatch, capsys):
+    folders = [tmp_path / name for name in ("triton", "torch", "own")]
+    for name, folder in zip(("TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TIGA_CACHE_DIR"), folders):
+        monkeypatch.setenv(name, str(folder))
+    in_triton, in_torch, own = folders
+    for path in (in_torch / "tiga" / "ours.so", in_torch / "theirs" / "theirs.so"):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"library")
+    cache.write("plans.json", [1, 2])
     compile_for(kernels.load(OURS), [torch.zeros(1)], {}, 90)
     compile_for(foreign, [torch.zeros(1)], {}, 90)
-    assert command.cache_folder() == tmp_path
-    (ours,) = command.cached()
-    others = set(tmp_path.iterdir()) - {ours}
+    assert command.cache_folder() == in_triton
+    (ours,) = command.cached(in_triton)
+    others = set(in_triton.iterdir()) - {ours}
     assert any(list(entry.glob("foreign.cubin")) for entry in others) and list(ours.glob("propagate.cubin"))
     assert command.main(["--clear-cache"]) == 0
-    assert f"{tmp_path}: removed 1 kernel of tiga" in capsys.readouterr().out
-    assert set(tmp_path.iterdir()) == others
+    said = capsys.readouterr().out
+    for words in (
+        "triton: removed 1 Triton kernel,",
+        "tiga: removed 1 C++ file,",
+        "own: removed 1 file of tuned plans,",
+    ):
+        assert words in said
+    assert set(in_triton.iterdir()) == others
+    assert [path.name for path in in_torch.rglob("*.so")] == ["theirs.so"]
+    assert list(own.iterdir()) == [] and cache.read("plans.json") is None

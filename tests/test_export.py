@@ -57,7 +57,7 @@ class Both(torch.nn.Module):
 
     def forward(self, q, k, v, edges):
         n = q.shape[0]
-        first = attend(self.attention, tg.Graph.triangular(n), q, k, v)
+        first = attend(self.attention, tg.Graph.triangular(n), q * 2, k, v).relu()  # moved into the program
         return first, attend(
             self.attention, tg.Graph.from_edge_index(edges, num_src=n, num_dst=n), first, k, v, scale=0.25
         )
@@ -92,7 +92,7 @@ def given_call(n, num_edges):
 def both_call(n):
     q, k, v = fields(n)
     edges = graph_tensors(n, 2 * n)[3]
-    first = plain_attention(torch.ones(n, n).tril().bool(), q, k, v)
+    first = plain_attention(torch.ones(n, n).tril().bool(), q * 2, k, v).relu()
     mask = mask_inside("edge_index", n, (torch.tensor([0, n]), None, None, edges))
     return (q, k, v, edges), [first, plain_attention(mask, first, k, v, 0.25)]
 

@@ -13,6 +13,7 @@ from fused import compiling, inference, left, programs, run, training
 from hypothesis import Phase, given, settings
 from programs import Attention, attend, plain_attention
 from torch._inductor import config
+from torch._inductor.utils import fresh_cache, run_and_get_code
 from torch.autograd import grad
 
 import tiga as tg
@@ -198,6 +199,14 @@ def test_what_kernels_cannot_hold_stays_outside():
     assert "cat" in outside and "launches instead of" in said
 
 
+def test_what_would_keep_more_for_backward_stays_outside():
+    def fn(t, q, k, v, x, w):
+        return t((q.flatten(1) @ w + x.flatten(1) @ w).view(N, H, D), k, v)
+
+    outside, said = left_out(fn, (*QKV, U, (H * D, H * D)))
+    assert outside == ["add", "mm", "mm"] and "2 tensors would be kept for backward instead of one" in said
+
+
 def test_what_others_read_stays_outside_or_is_returned():
     """The scaled query is a result of its own; so is the attention before its activation."""
 
@@ -332,6 +341,24 @@ def test_a_layer_over_listed_edges():
     assert left(forward) == ["mm", "mm"] and len(programs(forward)) == len(programs(backward)) == 2
 
 
+def test_what_every_edge_would_compute_again_stays_outside():
+    """Over listed edges a scale of the sources rides on the gather; a tanh is done once a node."""
+    graph = tg.Graph.from_edge_index(torch.stack([torch.arange(N), torch.arange(N).flip(0)]), N, N)
+    gat = Gat()
+
+    def fn(x, y, att):
+        return gat(graph=graph, src={"x": x}, dst={"x": y}, att=att)
+
+    x, y, att = tensors((U, U, (H, D)))
+    for before, kept in ((lambda x: x * 0.5 + 1, []), (lambda x: x.tanh(), ["tanh"])):
+        torch._dynamo.reset()
+        graphs = []
+        with torch.no_grad():
+            got = compiling(graphs)(lambda x, y, att, before=before: fn(before(x), y, att))(x, y, att)
+            torch.testing.assert_close(got, fn(before(x), y, att))
+        assert left(graphs[0]) == kept
+
+
 class Summed(tg.MessagePassing):
     reducer = tg.sum()
 
@@ -365,6 +392,28 @@ def test_two_applications_that_share_fields_are_one_kernel(dtype, count):
     assert len(programs(forward.graph)) == count
     if count == 1:
         assert cost(programs(forward.graph)[0]).launches == 1 and left(forward.graph) == []
+
+
+def test_inductor_has_nothing_left_to_generate():
+    """Real code: forward and backward of scale, attention, activation and gate are calls of the operator alone."""
+    args = [a.requires_grad_() for a in tensors((*QKV, U))]
+
+    def step():
+        torch._dynamo.reset()
+        out = torch.compile(lambda q, k, v, g: F.silu(tiga_attention(q * 0.5, k, v)) + g, fullgraph=True)(*args)
+        return out, grad(out.sum(), args)
+
+    with fresh_cache():
+        got, (forward, backward) = run_and_get_code(step)
+    want = F.silu(torch_attention(args[0] * 0.5, *args[1:3])) + args[3]
+    torch.testing.assert_close(got, (want, grad(want.sum(), args)), rtol=1e-4, atol=1e-5)
+    for code in (forward, backward):
+        assert code.count("torch.ops.tiga.propagate.default(") == 1
+    assert "cpp_fused" not in forward
+
+
+def test_two_names_of_one_boundary():
+    assert tg.program is tg.jit
 
 
 # What is said.

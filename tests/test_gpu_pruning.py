@@ -40,7 +40,7 @@ class Attention(tg.MessagePassing):
         return self.reducer((src.key * dst.query).sum(-1) * scale, src.value)
 
 
-def planted(n, m, dtype=torch.float32, loud=6.0):
+def planted(n, m, dtype=torch.float32, loud=10.0):
     """Queries, keys and values; every other tile of keys matters, more or less by head."""
     draw = lambda rows: torch.randn(rows, HEADS, WIDTH, device=DEVICE, dtype=dtype)
     q, k, v = draw(n), draw(m), draw(m)
@@ -110,7 +110,7 @@ def test_the_rule_is_the_rule(kind, rule):
     assert 0 < report.skipped.sum() < report.visited.sum()
     exact = attend(test_gpu_sample.Attention(), graph, q, k, v)
     lost = (out - exact).norm() / exact.norm()
-    assert lost > (1e-3 if rule == "peak" else 1e-6), lost
+    assert lost > (1e-5 if rule == "peak" else 1e-6), lost
     if rule == "mass":
         assert report.certificate.max() <= 0.02
 
@@ -257,28 +257,25 @@ class Masked(Attention):
 
 @pytest.mark.parametrize("option", [{"block_prune_threshold": 0.05}, {"prune_mass": 0.05}], ids=lambda x: next(iter(x)))
 def test_fully_masked_rows_give_zero_and_do_not_veto(option):
-    """By -inf scores and by the graph; a block of such rows alone too.
-
-    Only whole tiles of keys: of both graphs they are judged in the order of their keys.
-    """
-    m = ROWS - ROWS % TILE[1]
-    q, k, v = planted(ROWS, m)
+    """By -inf scores and by the graph; a block of such rows alone too."""
+    sources = ROWS // TILE[1] * TILE[1]  # whole tiles, so that both graphs are judged in one order
+    q, k, v = planted(ROWS, sources)
     blind = torch.zeros(ROWS, 1, dtype=torch.bool, device=DEVICE)
     blind[::7], blind[: TILE[0]] = True, True
     module = Masked(return_lse=True, **option)
     dst = {"query": q, "blind": blind}
-    out, lse = module(graph=tg.Graph.dense(ROWS, m), src={"key": k, "value": v}, dst=dst, scale=0.5)
+    out, lse = module(graph=tg.Graph.dense(ROWS, sources), src={"key": k, "value": v}, dst=dst, scale=0.5)
     report = module.last_report
     assert out[blind[:, 0]].eq(0).all() and lse[blind[:, 0]].eq(-math.inf).all()
     assert report.certificate[blind[:, 0]].eq(0).all() and out[~blind[:, 0]].isfinite().all()
     assert report.skipped[1:].sum() > 0
-    stop = torch.where(blind[:, 0], 0, m)
-    graph = tg.Graph.intervals(torch.zeros_like(stop), stop, m)
+    stop = torch.where(blind[:, 0], 0, sources)
+    graph = tg.Graph.intervals(torch.zeros_like(stop), stop, sources)
     plain = Attention(return_lse=True, **option)
     listed, listed_lse = plain(graph=graph, src={"key": k, "value": v}, dst={"query": q}, scale=0.5)
     again = plain.last_report
     assert listed[blind[:, 0]].eq(0).all() and listed_lse[blind[:, 0]].eq(-math.inf).all()
-    assert again.visited[0].eq(0).all() and again.absent[0].eq(m // TILE[1]).all()
+    assert again.visited[0].eq(0).all() and again.absent[0].eq(sources // TILE[1]).all()
     assert torch.equal(again.skipped[1:], report.skipped[1:])
     torch.testing.assert_close(listed, out)
 
@@ -379,8 +376,6 @@ def test_reports_of_compiled_calls(backend):
 
 
 def test_a_captured_call_reports_each_replay():
-    if DEVICE == "cpu":
-        return  # nothing is captured there
     q, k, v = planted(ROWS, ROWS)
     module, graph = Attention(prune_mass=0.05), tg.Graph.triangular(ROWS)
     for _ in range(3):

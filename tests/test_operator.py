@@ -255,6 +255,8 @@ def test_the_inductor_folder_can_be_deleted(tmp_path):
 NODES, BOUND = 8192, 256  # scores of one head alone would be 256 MiB, of both with their gradients 1 GiB
 
 MEMORY = textwrap.dedent("""
+    import os
+    os.environ["TIGA_CPP"] = WAY
     import torch
     import tiga as tg
 
@@ -281,10 +283,12 @@ MEMORY = textwrap.dedent("""
 """)
 
 
-@pytest.mark.parametrize("cap", [None, 30.0], ids=["plain", "softcap"])
-def test_extra_memory(cap, capsys):
+@pytest.mark.parametrize(
+    "cap, way", [(None, "never"), (30.0, "never"), (30.0, "always")], ids=["plain", "softcap", "softcap in C++"]
+)
+def test_extra_memory(cap, way, capsys):
     """Beyond the operands, everything counted: results, gradients and what is alive while edges are visited."""
-    out = child(MEMORY.replace("CAP", repr(cap)).replace("NODES", str(NODES)))
+    out = child(MEMORY.replace("CAP", repr(cap)).replace("WAY", repr(way)).replace("NODES", str(NODES)))
     with capsys.disabled():
-        print(f"\n{NODES} x {NODES}, 2 heads x 64, float32, cap={cap}: {out.strip()} beyond the operands")
+        print(f"\n{NODES} x {NODES}, 2 heads x 64, float32, cap={cap}, C++ {way}: {out.strip()} beyond the operands")
     assert 0 < float(out.split()[-2]) <= BOUND

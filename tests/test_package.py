@@ -23,7 +23,7 @@ COMMANDS = [
 ROWS = [
     {"errors", "passes"},
     {"types", "relations", "preparation", "prune", "graph_checks", "graph_inputs"},
-    {"rules", "primitives", "reducers", "layouts", "ranges", "neighbours", "periodic", "graph_algebra"},
+    {"rules", "primitives", "reducers", "layouts", "ranges", "neighbours", "periodic", "graph_algebra", "graph_tree"},
     {"program", "infer", "parser", "graph_build", "density"},
     {"builder", "graph", "graph_text"},
     {

@@ -89,6 +89,15 @@ def test_points_are_plotted_where_there_are_positions(closed):
     assert graph.plot("matrix").images and tg.Graph.dense(4).plot(positions=POINTS).collections
 
 
+def test_edges_from_images_leave_the_box(closed):
+    positions = torch.tensor([[0.1, 0.5], [0.9, 0.5]])
+    made = tg.Graph.radius(positions, 0.3, cell=torch.eye(2))
+    for graph in (made, made.reverse().reverse()):
+        lines, _ = graph.plot().collections
+        drawn = sorted(tuple(round(x, 4) for point in line.tolist() for x in point) for line in lines.get_segments())
+        assert drawn == [(-0.1, 0.5, 0.1, 0.5), (1.1, 0.5, 0.9, 0.5)]
+
+
 @pytest.mark.parametrize(
     "call, words",
     [

@@ -272,6 +272,14 @@ def test_constructors_make_what_they_can_foresee(monkeypatch):
     assert Graph.triangular(3).prepared == ()
 
 
+def test_lists_made_in_inference_mode_serve_training():
+    rowptr, col = torch.tensor([0, 0, 3, 4]), torch.tensor([2, 0, 2, 1])
+    with torch.inference_mode():
+        graph = Graph.from_csr(rowptr, col, num_src=3).prepare()
+    assert not any(t.is_inference() for t in graph.prepared)
+    agree(apply, graph, [2, 0, 2, 1], [1, 1, 1, 2])
+
+
 def test_a_graph_without_lists_is_said_once(monkeypatch):
     monkeypatch.setattr(preparation, "KERNEL_DEVICES", {"cpu"})
     monkeypatch.setattr("tiga.message_passing._said", set())

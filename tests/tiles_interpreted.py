@@ -5,12 +5,14 @@ Those of the GPU at small sizes, on the CPU: their oracles are plain torch.
 
 import pytest
 import sample
+import test_fusion
 import test_gpu
 import test_gpu_programs
 import test_gpu_sample
 import torch
 
 import tiga as tg
+from tiga import passes
 from tiga.codegen import launch
 
 test_gpu.DEVICE = test_gpu_programs.DEVICE = test_gpu_sample.DEVICE = "cpu"
@@ -54,6 +56,18 @@ def test_few_rows_are_split_and_heads_share_tiles(parts):
     assert max(parts) > 1
 
 
+def test_gradients_of_few_rows_are_merged_with_a_scale_that_is_a_tensor(parts):
+    """What the finished sum is multiplied by is read where the parts meet."""
+    query, key, value = torch.randn(3, 2, 16, requires_grad=True), torch.randn(700, 2, 16), torch.randn(700, 2, 16)
+    fields = {"src": {"key": key, "value": value}, "dst": {"query": query}}
+    out = test_gpu_sample.Attention()(graph=tg.Graph.dense(3, 700), **fields, scale=torch.tensor(0.25))
+    (got,) = torch.autograd.grad(out.sum(), query)
+    weight = (torch.einsum("ihd,jhd->ijh", query, key) * 0.25).softmax(1)
+    (wanted,) = torch.autograd.grad(torch.einsum("ijh,jhd->ihd", weight, value).sum(), query)
+    assert max(parts) > 1
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)
+
+
 class Folds(tg.MessagePassing):
     most, least, mean, count = tg.max(), tg.min(), tg.mean(), tg.sum()
 
@@ -80,3 +94,12 @@ def test_every_fold_is_merged(parts):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_infinities_and_nan_are_those_of_numbers_one_by_one(dtype):
     test_gpu.test_infinities_and_nan_are_those_of_numbers_one_by_one(dtype)
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "gate, a view", "norm of the result"])
+def test_neighbours_are_computed_in_the_kernels(name):
+    """Forward and backward of what a compiler moved into the programs."""
+    torch.manual_seed(0)
+    before = passes.COUNTS["launch-tiles"]
+    test_fusion.test_neighbours_move_into_the_program(next(c for c in test_fusion.CASES if c.name == name))
+    assert passes.COUNTS["launch-tiles"] - before >= 2

@@ -12,12 +12,13 @@ import re
 import shutil
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tiga.codegen import cache, launch_cpp
 from tiga.errors import TigaError
 from tiga.parser import parse
 
@@ -67,10 +68,14 @@ def kernels() -> list[str]:
         missing = missing or why_no_cuda()
     state = f"not available: {missing}" if missing else "available on CUDA"
     found = [f"{name} ({relations}): {state}" for name, relations in SKELETONS.items()]
-    found.append("torch operations (any graph, any program): available everywhere")
-    compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", "g++"), "c++", "clang++"))), None)
-    state = f"available, C++ compiler {compiler}" if compiler else "not available: no C++ compiler was found (set CXX)"
-    return [*found, f"torch.compile and AOTInductor: {state}"]
+    compiler = launch_cpp.compiler()
+    state = f"available, compiler {compiler}" if compiler else "not available: no C++ compiler was found (set CXX)"
+    return [
+        *found,
+        f"C++ on the CPU (large work): {state}",
+        "torch operations (any graph, any program): available everywhere",
+        f"torch.compile and AOTInductor: {state}",
+    ]
 
 
 def operators() -> list[str]:
@@ -87,28 +92,45 @@ def cache_folder() -> Path:
     return Path(os.environ.get("TRITON_CACHE_DIR", Path.home() / ".triton" / "cache"))
 
 
-def cached() -> Iterator[Path]:
+def cached(folder: Path) -> Iterator[Path]:
     """Entries of Triton's cache that are kernels of tiga."""
-    folder = cache_folder()
     for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
         texts = [path for path in entry.glob("*") if path.suffix in (".source", ".ttir")] if entry.is_dir() else []
         if any(mark in path.read_bytes() for path in texts for mark in MARKS):
             yield entry
 
 
+def files(folder: Path) -> Iterator[Path]:
+    """All that lies in a folder of tiga's own."""
+    yield from (path for path in sorted(folder.rglob("*")) if path.is_file()) if folder.is_dir() else ()
+
+
+CACHES: dict[str, tuple[Callable[[], Path], Callable[[Path], Iterator[Path]]]] = {
+    "Triton kernel": (cache_folder, cached),
+    "C++ file": (launch_cpp.folder, files),
+    "file of tuned plans": (cache.folder, files),
+}
+"""What is kept on disk: where, and which entries there are tiga's."""
+
+
+def held() -> Iterator[tuple[str, Path, list[Path]]]:
+    for what, (folder, entries) in CACHES.items():
+        yield what, folder(), list(entries(folder()))
+
+
 def size_of(entries: list[Path]) -> str:
-    held = sum(path.stat().st_size for entry in entries for path in entry.rglob("*") if path.is_file())
-    return f"{held / 2**20:.1f} MiB"
+    paths = [path for entry in entries for path in (entry.rglob("*") if entry.is_dir() else (entry,))]
+    total = sum(path.stat().st_size for path in paths if path.is_file())
+    return f"{total / 2**20:.1f} MiB"
 
 
 def report() -> str:
-    entries = list(cached())
     sections = {
         "versions": versions(),
         "devices": devices(),
         "kernels": kernels(),
         "operators": ["torch.ops.tiga: " + ", ".join(operators())],
-        "cache": [f"{cache_folder()}: {counted(len(entries), 'kernel')} of tiga, {size_of(entries)}"],
+        "cache": [f"{folder}: {counted(len(found), what)}, {size_of(found)}" for what, folder, found in held()],
     }
     return "\n".join(line for name, lines in sections.items() for line in (name, *["  " + text for text in lines]))
 
@@ -150,7 +172,8 @@ def explain(path: str) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" + "s" * (count != 1)
+    first, of, rest = noun.partition(" of ")
+    return f"{count} {first}" + "s" * (count != 1) + of + rest
 
 
 def way(text: str) -> str:
@@ -165,16 +188,17 @@ def way(text: str) -> str:
 
 
 def clear() -> str:
-    entries = list(cached())
-    held = size_of(entries)
-    for entry in entries:
-        shutil.rmtree(entry)
-    return f"{cache_folder()}: removed {counted(len(entries), 'kernel')} of tiga, {held}"
+    lines = []
+    for what, folder, entries in held():
+        lines.append(f"{folder}: removed {counted(len(entries), what)}, {size_of(entries)}")
+        for entry in entries:
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
+    return "\n".join(lines)
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tiga", description=__doc__)
-    parser.add_argument("--clear-cache", action="store_true", help="remove tiga's compiled kernels, and only these")
+    parser.add_argument("--clear-cache", action="store_true", help="remove what tiga compiled and tuned")
     commands = parser.add_subparsers(dest="command")
     command = commands.add_parser("explain", help="print the programs inside a saved model")
     command.add_argument("file", metavar="FILE.pt2")

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 
-from tiga import graph_algebra, graph_build, graph_text, neighbours, periodic, preparation, relations
+from tiga import graph_algebra, graph_build, graph_text, graph_tree, neighbours, periodic, preparation, relations
 from tiga.errors import TigaError
 from tiga.graph_checks import can_read, number, size
 
@@ -25,7 +24,7 @@ class Graph:
     edge.
 
     Listed kinds on a device with kernels are made with what kernels read beside the list (`prepare`): work lists, and,
-    where gradients are recorded, the list by source.
+    where gradients are recorded, the list by source. Where sizes were read, one more read finds the longest rows.
 
     >>> import tiga as tg
     >>> tg.Graph.triangular(3).to_mask().int().tolist()
@@ -344,7 +343,9 @@ class Graph:
     def _with_lists(self, by_source: bool, undirected: bool | None, read: bool) -> Graph:
         if self.kind != "csr" or len(self.prepared) >= (preparation.BOTH if by_source else preparation.ONE):
             return self
-        lists = preparation.lists(self.ints, self.tensors, self.prepared, by_source, undirected, read)
+        lists = preparation.outside_inference(
+            preparation.lists, self.ints, self.tensors, self.prepared, by_source, undirected, read
+        )
         return Graph("csr", self.ints, self.tensors, self._positions, self.reversed, self._device, lists)
 
     def explain(self) -> str:
@@ -473,42 +474,5 @@ def _combined(a: Graph, b: Graph, symbol: str, operation: Callable[[Graph, Graph
     return Graph(*operation(a, b), positions[0] if positions else ()).ready(True)
 
 
-def _context(graph: Graph) -> tuple[Any, ...]:
-    counts = len(graph.ints), len(graph.tensors), len(graph._positions)
-    return (graph.kind, *counts, graph.reversed, graph._device, len(graph.prepared))
-
-
-def _flatten(graph: Graph) -> tuple[list[Any], tuple[Any, ...]]:
-    return [*graph.ints, *graph.tensors, *graph._positions, *graph.prepared], _context(graph)
-
-
-def _flatten_with_keys(graph: Graph) -> tuple[list[Any], tuple[Any, ...]]:
-    groups: tuple[tuple[str, tuple[Any, ...]], ...] = (
-        ("ints", graph.ints),
-        ("tensors", graph.tensors),
-        ("positions", graph._positions),
-        ("prepared", graph.prepared),
-    )
-    keyed: list[Any] = [
-        (pytree.MappingKey(f"{name}{i}"), leaf) for name, leaves in groups for i, leaf in enumerate(leaves)
-    ]
-    return keyed, _context(graph)
-
-
-def _unflatten(children: Iterable[Any], context: Sequence[Any]) -> Graph:
-    kind, ints, tensors, positions, turned, device = context[:6]
-    leaves = tuple(children)
-    a, b = ints + tensors, ints + tensors + positions
-    return Graph(kind, leaves[:ints], leaves[ints:a], leaves[a:b], turned, device, leaves[b:])
-
-
-pytree.register_pytree_node(
-    Graph,
-    _flatten,
-    _unflatten,
-    serialized_type_name="tiga.Graph",
-    flatten_with_keys_fn=_flatten_with_keys,
-    to_dumpable_context=list,
-    from_dumpable_context=tuple,
-)
+graph_tree.register(Graph)
 torch.serialization.add_safe_globals([Graph])

@@ -114,9 +114,15 @@ def _draw_matrix(graph: Graph, ax: Any) -> None:
 def _draw_points(graph: Graph, ax: Any, dst: Tensor, src: Tensor) -> None:
     from matplotlib.collections import LineCollection
 
-    i, j, _ = graph_algebra.listed(graph)
-    i, j = i[i >= 0].long().cpu(), j[i >= 0].long().cpu()
-    lines = torch.stack([src[j, :2], dst[i, :2]], 1).tolist()
+    i, j, number = graph_algebra.listed(graph)
+    valid = i >= 0
+    displacement = src[j[valid].long().cpu(), :2] - dst[i[valid].long().cpu(), :2]
+    if graph.shift is not None:
+        # an edge from an image of a node ends outside the box
+        shift = graph.shift.detach() if number is None else graph.shift.detach()[number.long()]
+        displacement = displacement + shift[valid, :2].cpu()
+    end = dst[i[valid].long().cpu(), :2]
+    lines = torch.stack([end + displacement, end], 1).tolist()
     ax.add_collection(LineCollection(lines, colors=INK, linewidths=0.8, alpha=min(1.0, 4000 / max(len(lines), 4000))))
     size = max(2.0, 30 - 0.02 * len(dst))
     ax.scatter(dst[:, 0], dst[:, 1], s=size, color="#1b2250", zorder=2)

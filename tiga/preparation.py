@@ -6,6 +6,7 @@ tensors, and nothing is kept aside.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -68,6 +69,14 @@ def lists(
     if same:
         return (*forward, rowptr, col, back[2], *forward)
     return (*forward, *back, *work_list(back[0], col.shape[0], longest_back))
+
+
+def outside_inference(make: Callable[..., Tensors], *arguments: Any) -> Tensors:
+    """Lists that are kept for gradients too, wherever they are made."""
+    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+        return make(*arguments)
+    with torch.inference_mode(False):
+        return make(*arguments)
 
 
 def turned(tensors: Tensors, prepared: Tensors) -> tuple[Tensors, Tensors] | None:

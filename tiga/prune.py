@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -89,15 +89,16 @@ def check_options(rho: Any, eps: Any, tile: Any) -> None:
         )
 
 
-def check_none(who: str, *options: Mapping[str, Any]) -> None:
+OPTIONS = ("block_prune_threshold", "prune_mass")
+
+
+def check_none(who: str, option: str, value: Any) -> None:
     """Raises where another reducer than online_softmax is asked to prune."""
-    for name in ("block_prune_threshold", "prune_mass"):
-        for given in options:
-            if given.get(name) is not None:
-                raise TigaError(
-                    f"{who}: {name}={given[name]}; only online_softmax skips tiles, whose scores say what little they "
-                    f"add. Leave {name} out."
-                )
+    if value is not None:
+        raise TigaError(
+            f"{who}: {option}={value}; only online_softmax skips tiles, whose scores say what little they add. Leave "
+            f"{option} out."
+        )
 
 
 def check_thresholds(rho: Tensor) -> None:

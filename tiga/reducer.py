@@ -35,7 +35,8 @@ class Reducer:
 def reducing(reducer: Any, values: tuple) -> Tracer:
     """The tracer of a reducer's arguments."""
     if reducer.name != "softmax":
-        prune.check_none(type(reducer).__name__, vars(reducer), vars(type(reducer)))
+        for option in prune.OPTIONS:
+            prune.check_none(type(reducer).__name__, option, getattr(reducer, option, None))
     for x in values:
         if isinstance(x, Sym):
             return x.builder  # type: ignore[return-value]
@@ -310,25 +311,29 @@ def online_softmax(
     return OnlineSoftmaxReducer(block_prune_threshold, prune_mass, return_lse, prune_backward, prune_tile)
 
 
+def unpruned(who: str, options: dict) -> dict:
+    """Options of a reducer that skips no tiles."""
+    for option, value in options.items():
+        if option in prune.OPTIONS:
+            prune.check_none(who, option, value)
+    return options
+
+
 def sum(**options: Any) -> Reducer:
     """out[i] = sum_j message[i, j]: see Sum."""
-    prune.check_none("tg.sum", options)
-    return Sum(**options)
+    return Sum(**unpruned("tg.sum", options))
 
 
 def mean(**options: Any) -> Reducer:
     """out[i] = mean_j message[i, j]: see Mean."""
-    prune.check_none("tg.mean", options)
-    return Mean(**options)
+    return Mean(**unpruned("tg.mean", options))
 
 
 def max(**options: Any) -> Reducer:
     """out[i] = max_j message[i, j]: see Max."""
-    prune.check_none("tg.max", options)
-    return Max(**options)
+    return Max(**unpruned("tg.max", options))
 
 
 def min(**options: Any) -> Reducer:
     """out[i] = min_j message[i, j]: see Min."""
-    prune.check_none("tg.min", options)
-    return Min(**options)
+    return Min(**unpruned("tg.min", options))

@@ -260,7 +260,7 @@ RELATIONS = {
 }
 
 RUNS_ON = {
-    "implicit": "CUDA: kernels over tiles; elsewhere: torch operations, blocked by rows",
-    "listed": "CUDA: kernels over rows; elsewhere: torch operations, edge by edge",
+    "implicit": "CUDA: kernels over tiles; CPU: C++ where the work is large, else torch operations, by ranges of rows",
+    "listed": "CUDA: kernels over rows; CPU: C++ where the work is large, else torch operations, edge by edge",
 }
-"""What runs a relation, for explain(); a program that no kernel fits runs in torch operations on CUDA too."""
+"""What runs a relation, for explain(); a program that these do not fit runs in torch operations."""

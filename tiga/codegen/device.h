@@ -55,8 +55,8 @@ inline To bits(From x) {
 
 // e^x, of a power of two and a polynomial: within 1 ulp; two factors, so that results below the least normal are rounded
 inline float exp(float x) {
-  float c = x > -105.0f ? x : -105.0f;
-  c = c < 89.0f ? c : 89.0f;
+  float c = x < -105.0f ? -105.0f : x;  // nan stays
+  c = c > 89.0f ? 89.0f : c;
   float t = c * 1.44269504088896341f + 0x1.8p23f;
   float n = t - 0x1.8p23f;
   float r = (c - n * 0.693359375f) + n * 2.12194440e-4f;
@@ -65,13 +65,12 @@ inline float exp(float x) {
   y = y * r * r + r + 1.0f;
   int32_t k = bits<int32_t>(t) - 0x4b400000;
   int32_t half = k >> 1;
-  y = y * bits<float>((half + 127) << 23) * bits<float>((k - half + 127) << 23);
-  return x != x ? x : y;
+  return y * bits<float>(uint32_t(half + 127) << 23) * bits<float>(uint32_t(k - half + 127) << 23);
 }
 
 inline double exp(double x) {
-  double c = x > -746.0 ? x : -746.0;
-  c = c < 710.0 ? c : 710.0;
+  double c = x < -746.0 ? -746.0 : x;
+  c = c > 710.0 ? 710.0 : c;
   double t = c * 1.4426950408889634 + 0x1.8p52;
   double n = t - 0x1.8p52;
   double r = (c - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10;
@@ -90,27 +89,24 @@ inline double exp(double x) {
   y = y * r * r + r + 1.0;
   i64 k = bits<i64>(t) - 0x4338000000000000;
   i64 half = k >> 1;
-  y = y * bits<double>((half + 1023) << 52) * bits<double>((k - half + 1023) << 52);
-  return x != x ? x : y;
+  return y * bits<double>(uint64_t(half + 1023) << 52) * bits<double>(uint64_t(k - half + 1023) << 52);
 }
 
 // near 0 a quotient of polynomials (Cephes), else of exponentials
 inline float tanh(float x) {
-  float z = x * x, a = x < 0 ? -x : x;
+  float z = x * x, a = std::fabs(x);
   float near = (((-5.70498872745e-3f * z + 2.06390887954e-2f) * z - 5.37397155531e-2f) * z + 1.33314422036e-1f) * z;
   near = x + x * ((near - 3.33332819422e-1f) * z);
-  float far = 1 - 2 / (exp(2 * (a < 30 ? a : 30)) + 1);
-  float y = a < 0.625f ? near : (x < 0 ? -far : far);
-  return x != x ? x : y;
+  float far = 1 - 2 / (exp(2 * (a > 30 ? 30 : a)) + 1);
+  return a < 0.625f ? near : std::copysign(far, x);
 }
 inline double tanh(double x) {
-  double z = x * x, a = x < 0 ? -x : x;
+  double z = x * x, a = std::fabs(x);
   double above = ((-9.64399179425052238628e-1 * z - 9.92877231001918586564e1) * z - 1.61468768441708447952e3) * z;
   double below = ((z + 1.12811678491632931402e2) * z + 2.23548839060100448583e3) * z + 4.84406305325125486048e3;
   double near = x + x * (above / below);
-  double far = 1 - 2 / (exp(2 * (a < 30 ? a : 30)) + 1);
-  double y = a < 0.625 ? near : (x < 0 ? -far : far);
-  return x != x ? x : y;
+  double far = 1 - 2 / (exp(2 * (a > 30 ? 30 : a)) + 1);
+  return a < 0.625 ? near : std::copysign(far, x);
 }
 
 template <class T>

@@ -215,7 +215,7 @@ class RowEmitter:
     def own_values(self) -> None:
         """Fields of the owners and of all, and the node values computed from them, as far as the edges need them."""
         self.waiting = list(self.work.inputs)
-        needed = set() if self.stage == "merge" else self.edge_needs()
+        before, needed = self.factor_needs() if self.stage == "merge" else (self.work.before, self.edge_needs())
         for x in self.work.inputs:
             if x.ref in self.p.scalars:
                 n = self.names[x.ref, x.mode]
@@ -227,9 +227,18 @@ class RowEmitter:
                     self.base(x)
                 self.waiting.remove(x)
         self.load_own(needed)
-        if self.stage != "merge":
-            for line in self.work.before:
-                self.node_line(line)
+        for line in before:
+            self.node_line(line)
+
+    def factor_needs(self) -> tuple[list[Line], set[str]]:
+        """Of the lines before the edges, and of the fields, what the factors of finished sums are made of."""
+        needed = {r for f in self.work.folds for r in f.factors}
+        lines: list[Line] = []
+        for line in reversed(self.work.before):
+            if any(o in needed for o in line.outs):
+                lines.append(line)
+                needed.update(line.args)
+        return lines[::-1], needed | {self.axes.same(r) for r in needed}
 
     def edge_needs(self) -> set[str]:
         """The fields that lines before and on the edges read; all, where there are no edges."""

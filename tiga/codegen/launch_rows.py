@@ -202,7 +202,7 @@ def recorded(
     every.update({x: torch.empty(shape, dtype=dtype, device=device) for x, shape, dtype in parts})
     constants = {"NUMBERED": graph.number is not None, "CUT": cut, "WIDE": wide}
     best: tuple[Call, Plan] | None = None
-    for plan in plans(*widths(p, ready, tensors), matrix(ready.main, sizes), size, p.launch):
+    for plan in plans(*widths(p, ready, tensors), matrix(ready.main, sizes), size, p.launch, bool(sums)):
         main = made(ready.main, plan, every, constants, sizes, device)
         if main is not None and (best is None or main.spills < best[0].spills):
             best = (main, plan)

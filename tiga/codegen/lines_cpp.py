@@ -78,6 +78,8 @@ class Lines:
         self.bytes = 0
         self.numbers = False
         self.finishing = False
+        if any(0 in self.shape(ref) for ref in self.p.types):
+            raise Refused("a feature of size 0")
         self.rooted = self.weights()
         self.find_roots()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 from typing import Any
 
@@ -37,9 +38,12 @@ def absorb(call: Node, note: Note) -> bool:
     ways = [(taken, False), (taken, True)]
     ways += [([r], simple) for r in taken for simple in (False, True)] if len(taken) > 1 else []
     said: list[str] = []
+    after = following(call)
     for seeds, simple in ways:
+        if not any(_is_neighbour(u, call) for r in seeds for u in r.users):
+            continue
         try:
-            text = _Consumers(call, seeds, simple).absorb()
+            text = _Consumers(call, after, seeds, simple).absorb()
         except Unfit as e:
             said.append(str(e))
             continue
@@ -51,14 +55,20 @@ def absorb(call: Node, note: Note) -> bool:
     return False
 
 
+def _is_neighbour(node: Node, call: Node) -> bool:
+    """Not one of the other direction, nor random, nor one that reads memory."""
+    return direction(node) == direction(call) and not stays(node) and is_pointwise(node)
+
+
 class _Consumers:
     """The consumers of some of a call's results, `simple`: without folds over features."""
 
-    def __init__(self, call: Node, seeds: list[Node], simple: bool) -> None:
-        self.call, self.seeds = call, seeds
+    def __init__(self, call: Node, after: set[Node], seeds: list[Node], simple: bool) -> None:
+        self.call, self.after, self.seeds = call, after, seeds
         self.allowed = {t for t in MEANINGS if not simple or (t not in FOLDS and t not in JOINS)}
-        self.after = following(call)
         self.draft = Draft(call)
+        if self.draft.p.batch:
+            raise Unfit("the program of a vmap")
         self.returned = self.draft.replay()
         self.terms = Terms(self.draft, self.computes, self.reads)
         self.why: dict[Node, str] = {}
@@ -77,18 +87,21 @@ class _Consumers:
             value = self.returned[r.args[1]]
             if value.type.place != "shared":
                 held[r] = (value, At(value.type.place))
-        for node in sorted(self.after):
-            if node in held or not any(a in held for a in node.all_input_nodes):
+        todo = [u for r in held for u in r.users]
+        heapq.heapify(todo)
+        while todo:
+            node = heapq.heappop(todo)
+            if node in held or node in self.why or not _is_neighbour(node, self.call):
                 continue
-            if direction(node) != direction(self.call) or stays(node) or not is_pointwise(node):
-                continue  # no neighbour: another pass, a random operation, or one that reads memory
             try:
-                if not has_meaning(node) or node.target not in self.allowed:
-                    raise Unfit(f"{node.target}")
+                if node.target not in self.allowed or not has_meaning(node):
+                    raise Unfit("an operation that no kernel has")
                 at = self.where(node)
                 held[node] = (self.terms.translate(node, at), at)
+                for u in node.users:
+                    heapq.heappush(todo, u)
             except Unfit as e:
-                self.why[node] = f"{node} ({node.target}): {e}"
+                self.why[node] = f"{node.target}: {e}"
 
     def where(self, node: Node) -> At:
         first = next(a for a in node.all_input_nodes if a in self.terms.held)

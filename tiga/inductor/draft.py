@@ -21,7 +21,7 @@ Node = Any  # torch.fx.Node, whose arguments may be anything
 
 def shown(x: Any) -> Any:
     """The fake tensor, or the symbolic number, that stands for a node."""
-    return x.meta["val"] if isinstance(x, torch.fx.Node) else x
+    return x.meta.get("val") if isinstance(x, torch.fx.Node) else x
 
 
 def written_sizes(val: Any) -> str:

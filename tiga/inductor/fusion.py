@@ -15,7 +15,7 @@ import torch
 
 from tiga.inductor import consumers, producers, siblings
 from tiga.inductor.draft import Draft
-from tiga.inductor.neighbourhood import direction, propagate, put, results, sweep
+from tiga.inductor.neighbourhood import calls_of, direction, is_call, put, results, sweep
 from tiga.parser import parse
 from tiga.program import Program
 
@@ -41,7 +41,7 @@ class Neighbours:
 
     def apply(self, graph: Any) -> int:
         graph = getattr(graph, "graph", graph)
-        calls = list(graph.find_nodes(op="call_function", target=propagate))
+        calls = calls_of(graph)
         if not calls:
             return 0
         origins(calls)
@@ -63,7 +63,7 @@ class Neighbours:
 def once(graph: torch.fx.Graph, note: Any) -> bool:
     """Every change that pays, each call and each field looked at once."""
     changed = siblings.join(graph, note)
-    for call in reversed(list(graph.find_nodes(op="call_function", target=propagate))):
+    for call in reversed(calls_of(graph)):
         changed |= consumers.absorb(call, note)
     for root in producers.roots(graph):
         changed |= bool(root.users) and producers.absorb(root, note)
@@ -76,7 +76,7 @@ def origins(calls: list[Any]) -> None:
         origin = (signature(parse(call.args[0])), "")
         for t in call.args[1]:
             behind = t.args[0] if t.target is operator.getitem else None
-            if direction(call)[0] == "is_backward" and behind is not None and behind.target is propagate:
+            if direction(call)[0] == "is_backward" and behind is not None and is_call(behind):
                 origin = (behind.meta["tiga"][0], "gradient: ")
         call.meta["tiga"] = origin
 

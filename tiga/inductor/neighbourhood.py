@@ -15,6 +15,18 @@ propagate = torch.ops.tiga.propagate.default
 _COMPUTED = (torch.Tag.pointwise, torch.Tag.nondeterministic_seeded)
 
 
+def is_call(node: Node) -> bool:
+    """Whether a node calls the operator in the way it is traced, on tensors whose shapes are known."""
+    if node.target is not propagate or len(node.args) != 4:
+        return False
+    return all("val" in n.meta for n in (node, *node.all_input_nodes))
+
+
+def calls_of(graph: torch.fx.Graph) -> list[Node]:
+    """The graph's calls, in order."""
+    return [n for n in graph.find_nodes(op="call_function", target=propagate) if is_call(n)]
+
+
 def has_meaning(node: Node) -> bool:
     """Whether a program could compute the node. Of several results that are taken apart, those that it computes."""
     if node.op != "call_function" or node.target not in MEANINGS:
@@ -95,7 +107,7 @@ def hoist(nodes: list[Node], call: Node, after: set[Node], really: bool) -> None
         if node in found:
             continue
         if node in after or stays(node):
-            raise Unfit(f"{node} is known only after it, or keeps its turn")
+            raise Unfit(f"{node.target} is known only after it, or keeps its turn")
         found.add(node)
         todo.extend([n for n in node.all_input_nodes if call < n])
     for node in sorted(found) if really else ():

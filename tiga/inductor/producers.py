@@ -13,14 +13,16 @@ from tiga.inductor.cost import worse
 from tiga.inductor.draft import Draft, Written, constant, shown
 from tiga.inductor.meanings import ELEMENTWISE, FOLDS, JOINS, MEANINGS, Unfit
 from tiga.inductor.neighbourhood import (
+    calls_of,
+    direction,
     has_meaning,
+    is_call,
     is_layout,
     is_pointwise,
     is_small,
     is_stored,
     is_written,
     names,
-    propagate,
     put,
     results,
     stays,
@@ -35,7 +37,7 @@ Note = Callable[[Node, str], None]
 def roots(graph: torch.fx.Graph) -> list[Node]:
     """The computed fields of calls, last first."""
     found: dict[Node, None] = {}
-    for call in graph.find_nodes(op="call_function", target=propagate):
+    for call in calls_of(graph):
         draft = Draft(call)
         for o, s in zip(draft.operands, draft.sources):
             if o.place != "shared" and has_meaning(s.node):
@@ -45,7 +47,7 @@ def roots(graph: torch.fx.Graph) -> list[Node]:
 
 def absorb(root: Node, note: Note) -> bool:
     """Move what computes a field into the programs of all calls that read it; all of them, or none."""
-    calls = [u for u in root.users if u.target is propagate]
+    calls = [u for u in root.users if is_call(u)]
     said: list[str] = []
     for cut in ((), (*FOLDS, *JOINS)):
         cone = _cone(root, {t for t in MEANINGS if t not in cut})
@@ -104,6 +106,8 @@ def needs_memory(node: Node, inside: set[Node]) -> bool:
 
 def _written(call: Node, root: Node, cone: set[Node]) -> tuple[Draft, Written]:
     draft = Draft(call)
+    if draft.p.batch:
+        raise Unfit("the program of a vmap")
     terms = Terms(draft, cone.__contains__, lambda n: is_stored(n) or is_small(n, shown(root)))
     for o, s in zip(draft.p.operands, list(draft.sources)):
         if s.node is root:
@@ -130,6 +134,9 @@ def _check(root: Node, calls: list[Node], pairs: list[tuple[Draft, Written]]) ->
                 and len(s.val.shape) == len(shown(root).shape)
             ):
                 leaves[s.node] = None
+    made = [n for n in leaves if n.op == "call_function"]
+    if len(made) > 1 and len({direction(call) for call in calls}) > 1:
+        raise Unfit(f"{len(made)} tensors would be kept for backward instead of one")
     reason = worse([call.args[0] for call in calls], [w.text for _, w in pairs], len(leaves) + 1)
     if reason:
         raise Unfit(reason)

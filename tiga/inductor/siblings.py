@@ -10,7 +10,7 @@ import torch
 from tiga.inductor.cost import cost, worse
 from tiga.inductor.draft import Draft
 from tiga.inductor.meanings import Unfit
-from tiga.inductor.neighbourhood import direction, following, hoist, propagate, put, results, sweep
+from tiga.inductor.neighbourhood import calls_of, direction, following, hoist, put, results, sweep
 
 Node = Any
 
@@ -18,7 +18,7 @@ Node = Any
 def join(graph: torch.fx.Graph, note: Callable[[Node, str], None]) -> bool:
     """Join calls that may be one, as long as there are any."""
     joined = False
-    while _join_first(list(graph.find_nodes(op="call_function", target=propagate)), note):
+    while _join_first(calls_of(graph), note):
         joined = True
     return joined
 
@@ -35,7 +35,7 @@ def _join_first(calls: list[Node], note: Callable[[Node, str], None]) -> bool:
             try:
                 _join(first, second, after)
             except Unfit as e:
-                note(second, f"left apart from {first}: {e}")
+                note(second, f"left apart from another over this graph: {e}")
                 continue
             note(first, "two applications over one graph are one program")
             return True

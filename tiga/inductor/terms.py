@@ -65,7 +65,7 @@ class Terms:
             if self.own(node):
                 self.made[key] = self.translate(node, here)
             elif not self.read(node):
-                raise Unfit(f"{node} would be written to memory for it")
+                raise Unfit(f"{node.target} would be written to memory for it")
             else:
                 self.made[key] = self.draft.operand(here.place, self.source(node, here, at, shape))
         return self.made[key]
@@ -101,7 +101,7 @@ class Terms:
             inner, behind = self.behind(node, at)
             value = self.get(inner, behind, shown(inner).shape)
         elif at.frame is not None and node.target not in ELEMENTWISE:
-            raise Unfit(f"{node.target} of features laid out anew")
+            raise Unfit("features laid out anew")
         else:
             value = self.operation(node, at, shape)
         if isinstance(shown(node), torch.Tensor):
@@ -132,13 +132,13 @@ class Terms:
         try:
             return MEANINGS[node.target](self.draft.builder, form, *args, **kwargs)
         except (TigaError, TypeError, AttributeError, KeyError, IndexError) as e:
-            raise Unfit(f"{node.target}: {e}") from None
+            raise Unfit(str(e)) from None
 
     def check(self, node: Node, value: Any, at: At) -> None:
         """The value has the node's dtype and place, and features that can be broadcast to the node's."""
         val = shown(node)
         if not isinstance(value, Value) or NAMES.get(val.dtype) != value.type.dtype or value.type.weak:
-            raise Unfit(f"{node.target}: another dtype")
+            raise Unfit("another dtype")
         if value.type.place not in (at.place, "shared"):
             raise Unfit("values of two places in one operation")
         wanted = at.frame if at.frame is not None else val.shape[at.lead :]
@@ -146,7 +146,7 @@ class Terms:
         if len(have) > len(wanted) or not all(
             statically_known_true(a == b) or statically_known_true(a == 1) for a, b in zip(have[::-1], wanted[::-1])
         ):
-            raise Unfit(f"{node.target}: other sizes")
+            raise Unfit("other sizes")
 
     def is_whole(self, node: Node, value: Any, at: At) -> bool:
         """Whether a value has every feature of its node, so that it can be returned in its place."""

@@ -11,14 +11,14 @@ import torch
 from torch._inductor.codegen.common import custom_backend_passes
 from torch._inductor.custom_graph_pass import CustomGraphModulePass
 
-import tiga
-
 
 @functools.cache
 def sources() -> bytes:
     """A hash of every module's text: passes, derivations and emitters all decide what a program compiles to."""
-    found = hashlib.sha256(tiga.__version__.encode())
-    folder = Path(tiga.__file__).parent
+    from tiga import __version__
+
+    found = hashlib.sha256(__version__.encode())
+    folder = Path(__file__).parent.parent
     for path in sorted(folder.rglob("*.py")):
         found.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return found.digest()

@@ -20,10 +20,11 @@ from tiga.codegen.rows_cpp import Listed
 from tiga.codegen.tiles_cpp import OTHERS, ROWS, Tiled
 from tiga.ops.nodes import Nodes, Whole
 from tiga.program import Line, Program, evaluate_size
+from tiga.schedule import schedule
 from tiga.types import DTYPES, NAMES, compute_dtype
 
-LEAST = 1 << 22
-"""Numbers at edges from which on a compiler's seconds are soon won back: on torch they take tens of milliseconds."""
+LEAST = 1 << 24
+"""Numbers at edges from which on a compiler's seconds are soon won back: on torch they take tenths of a second."""
 WHEN = {"always": 0, "never": math.inf}
 """TIGA_CPP=always or never, instead."""
 GROUPS = 1024  # of rows, a thread at a time
@@ -83,7 +84,8 @@ def at_edges(p: Program, tensors: Sequence[Tensor], ints: Sequence[int]) -> int:
 @functools.lru_cache(4096)
 def widest(p: Program, features: tuple) -> int:
     shapes = tuple([f if o.place == "shared" else (0, *f) for o, f in zip(p.operands, features)])
-    edges = [t.sizes for t in p.types.values() if t.place == "edge"]
+    lazy = schedule(p)[0]  # products that only folds read
+    edges = [t.sizes for ref, t in p.types.items() if t.place == "edge" and ref not in lazy]
     return max([1, *[math.prod([evaluate_size(s, shapes, p.operands) for s in sizes]) for sizes in edges]])
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from tiga.codegen.tiles import Axes
 from tiga.parser import parse
 from tiga.primitives import PRIMITIVES
 from tiga.program import Line, Program
@@ -37,6 +36,8 @@ def install() -> None:
 @functools.lru_cache(4096)
 def layouts(text: str) -> tuple[tuple[tuple[int | None, ...], tuple[int | None, ...]], ...]:
     """For each axis that may be cut: its dimension in each operand, and in each result; None where it is not."""
+    from tiga.codegen.tiles import Axes  # imported where a sharded tensor is met, not before
+
     p = parse(text)
     axes = Axes(p)
     found = dict.fromkeys([a for o in p.operands for a in axes.of(o.ref) if not isinstance(a, int)])
@@ -46,7 +47,7 @@ def layouts(text: str) -> tuple[tuple[tuple[int | None, ...], tuple[int | None, 
     return tuple([(_dims(p, axes, a, [o.ref for o in p.operands]), _dims(p, axes, a, p.returns)) for a in found])
 
 
-def _whole(p: Program, axes: Axes, line: Line) -> list[Any]:
+def _whole(p: Program, axes: Any, line: Line) -> list[Any]:
     """The axes that a line needs whole."""
     if line.op in _MAPPED or (line.op in PRIMITIVES and PRIMITIVES[line.op].elementwise):
         return []
@@ -57,7 +58,7 @@ def _whole(p: Program, axes: Axes, line: Line) -> list[Any]:
     return [a for ref in (*line.args, *line.outs) for a in axes.of(ref)]
 
 
-def _dims(p: Program, axes: Axes, axis: Any, refs: Any) -> tuple[int | None, ...]:
+def _dims(p: Program, axes: Any, axis: Any, refs: Any) -> tuple[int | None, ...]:
     """The tensor's dimension that is this axis, of each value."""
     return tuple(
         [

@@ -1,0 +1,289 @@
+"""Compiled models with tiga beside the same with SDPA, FlexAttention, PyG or plain torch, in one run on one GPU.
+
+`python -m benchmarks.model [--only WORDS ...] [--out FOLDER]`
+
+Every model is checked against the others' results and gradients before it is timed. `--device cpu --rows 64 --backend
+aot_eager` tries the command out without a GPU, and without Inductor's code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import functools
+import os
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import tiga as tg
+from benchmarks import plot
+from benchmarks.attention import run
+from benchmarks.measure import (
+    Line,
+    Setting,
+    Table,
+    check,
+    environment,
+    figure,
+    milliseconds,
+    of_each,
+    peak_mib,
+    relative,
+)
+from benchmarks.models import Attention, Block, EdgeModel, EdgeNetwork, Gatv2, Layers, angles, segment_softmax
+
+WIDTH, HEADS = 2048, 16
+COLUMNS = ("", "kernels forward / step", "ms forward / step", "peak MiB of a step", "s to compile cold / warm")
+
+
+@dataclass(frozen=True)
+class Work:
+    """One model in several ways: each makes a module from the open part; all get the same parameters and inputs."""
+
+    ways: dict[str, Callable[[], nn.Module]]
+    inputs: tuple[Tensor, ...]
+    ulps: float
+
+    def module(self, name: str) -> nn.Module:
+        torch.manual_seed(0)
+        return self.ways[name]().to(self.inputs[0].device, self.inputs[0].dtype)
+
+
+def transformer(setting: Setting, lengths: list[int]) -> Work:
+    """A block of bf16 over documents of these lengths; where they are one length, SDPA has them as a batch."""
+    device, rows = setting.device, sum(lengths)
+    dtype = torch.bfloat16 if setting.on_gpu else torch.float32
+    width = WIDTH if setting.on_gpu else 32
+    heads = HEADS if setting.on_gpu else 2
+    bounds = torch.tensor([0, *lengths]).cumsum(0)
+    positions = torch.cat([torch.arange(n) for n in lengths]).to(device)
+    program, graph = Attention(), tg.Graph.cu_seqlens(bounds.to(device), num_dst=rows, num_src=rows)
+    scale = (width // heads) ** -0.5
+
+    def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return program(graph=graph, src={"key": k, "value": v}, dst={"query": q}, scale=scale)
+
+    def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.view(len(lengths), lengths[0], heads, -1).transpose(1, 2) for x in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+        return out.transpose(1, 2).reshape(rows, heads, -1)
+
+    def flex() -> Callable[..., Tensor]:
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(device)
+        inside = lambda b, h, i, j: (document[i] == document[j]) & (j <= i)
+        mask = create_block_mask(inside, None, None, rows, rows, device=device)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+            return flex_attention(q, k, v, block_mask=mask, scale=scale)[0].transpose(0, 1)
+
+        return attend
+
+    ways: dict[str, Callable[[], nn.Module]] = {"tiga": lambda: Block(width, heads, ours)}
+    if len(set(lengths)) == 1:
+        ways["SDPA"] = lambda: Block(width, heads, sdpa)
+    if setting.on_gpu:
+        ways["FlexAttention"] = lambda: Block(width, heads, flex())
+    x = torch.randn(rows, width, device=device, dtype=dtype)
+    return Work(ways, (x, *angles(positions, width // heads, dtype)), 3e-2 if setting.on_gpu else 1e-5)
+
+
+def random_edges(rows: int, count: int, device: str) -> Tensor:
+    return torch.randint(rows, (2, count), generator=torch.Generator().manual_seed(1)).to(device)
+
+
+def two_layers(setting: Setting, rows: int, degree: int, width: int, heads: int) -> Work:
+    """GATv2, twice, in float32: shaped as a citation graph."""
+    n = setting.rows(rows)
+    edges = random_edges(n, n * degree, setting.device)
+    program, graph = Gatv2(), tg.Graph.from_edge_index(edges, num_src=n, num_dst=n)
+
+    def ours(left: Tensor, right: Tensor, att: Tensor) -> Tensor:
+        return program(graph=graph, src={"x": left}, dst={"x": right}, att=att)
+
+    def pyg(left: Tensor, right: Tensor, att: Tensor) -> Tensor:
+        """GATv2Conv's message and aggregation on projected fields, by PyG's own softmax and scatter."""
+        from torch_geometric.utils import scatter, softmax
+
+        score = (F.leaky_relu(left[edges[0]] + right[edges[1]], 0.2) * att).sum(-1)
+        weight = softmax(score, edges[1], num_nodes=n)
+        return scatter(left[edges[0]] * weight[..., None], edges[1], 0, dim_size=n, reduce="sum")
+
+    def plain(left: Tensor, right: Tensor, att: Tensor) -> Tensor:
+        score = (F.leaky_relu(left[edges[0]] + right[edges[1]], 0.2) * att).sum(-1)
+        return segment_softmax(score, left[edges[0]], edges[1], n)
+
+    ways = {name: functools.partial(Layers, width, heads, mix) for name, mix in (("tiga", ours), ("plain", plain))}
+    if setting.on_gpu:
+        ways["PyG"] = functools.partial(Layers, width, heads, pyg)
+    return Work(ways, (torch.randn(n, width, device=setting.device),), 1e-4)
+
+
+def edge_network(setting: Setting, rows: int, degree: float, width: int, hidden: int) -> Work:
+    """A network of both ends scores each edge, in float32."""
+    n = setting.rows(rows)
+    edges = random_edges(n, int(n * degree), setting.device)
+    graph = tg.Graph.from_edge_index(edges, num_src=n, num_dst=n)
+
+    def ours(network: nn.Module) -> Callable[..., Tensor]:
+        program = EdgeNetwork(network)
+        return lambda x, h: program(graph=graph, src={"x": x, "h": h}, dst={"x": x})
+
+    def plain(network: nn.Module) -> Callable[..., Tensor]:
+        def mix(x: Tensor, h: Tensor) -> Tensor:
+            score = network(torch.cat([x[edges[0]], x[edges[1]]], -1)).squeeze(-1)
+            return segment_softmax(score, h[edges[0]], edges[1], n)
+
+        return mix
+
+    def pyg(network: nn.Module) -> Callable[..., Tensor]:
+        def mix(x: Tensor, h: Tensor) -> Tensor:
+            from torch_geometric.utils import scatter, softmax
+
+            score = network(torch.cat([x[edges[0]], x[edges[1]]], -1)).squeeze(-1)
+            weight = softmax(score, edges[1], num_nodes=n)
+            return scatter(h[edges[0]] * weight[:, None], edges[1], 0, dim_size=n, reduce="sum")
+
+        return mix
+
+    ways = {
+        name: functools.partial(EdgeModel, width, hidden, make) for name, make in (("tiga", ours), ("plain", plain))
+    }
+    if setting.on_gpu:
+        ways["PyG"] = functools.partial(EdgeModel, width, hidden, pyg)
+    return Work(ways, (torch.randn(n, width, device=setting.device),), 1e-4)
+
+
+# Measuring.
+
+
+@dataclass(frozen=True)
+class Figures:
+    kernels: tuple[float, float]
+    times: tuple[float, float]
+    peak: float
+    compiled: tuple[float, float]
+
+    def cells(self) -> list[str]:
+        both = lambda values: " / ".join("-" if x != x else figure(x) for x in values)
+        return [both(self.kernels), both(self.times), figure(self.peak), both(self.compiled)]
+
+
+def step(fn: Callable[..., Tensor], module: nn.Module, inputs: tuple, given: Tensor) -> list[Tensor]:
+    """The result, and the gradients of the first input and of every parameter."""
+    x = inputs[0].detach().requires_grad_()
+    out = fn(x, *inputs[1:])
+    return [out.detach(), *torch.autograd.grad(out, [x, *module.parameters()], given)]
+
+
+def seconds_to_compile(module: nn.Module, work: Work, given: Tensor, backend: str) -> tuple[Any, float, float]:
+    """The compiled module, and the seconds of its first step without a cache of compiled code and with it."""
+    from torch._inductor.utils import fresh_cache
+
+    found = []
+    with fresh_cache():
+        for _ in range(2):
+            torch._dynamo.reset()
+            fn = torch.compile(module, backend=backend)
+            start = time.perf_counter()
+            step(fn, module, work.inputs, given)
+            found.append(time.perf_counter() - start)
+    return fn, found[0], found[1]
+
+
+def kernels(fn: Callable[[], Any], setting: Setting) -> float:
+    """Kernels launched by one call; nan on a CPU."""
+    if not setting.on_gpu:
+        return float("nan")
+    from torch.profiler import ProfilerActivity, profile
+
+    fn()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        fn()
+        torch.cuda.synchronize()
+    on_device = [e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    return float(len([e for e in on_device if not e.name.startswith(("Memcpy", "Memset"))]))
+
+
+def measured(work: Work, name: str, backend: str, exact: list[Tensor], setting: Setting) -> Figures:
+    module = work.module(name)
+    given = torch.ones_like(exact[0], dtype=work.inputs[0].dtype)
+    fn, cold, warm = seconds_to_compile(module, work, given, backend)
+    for k, (got, want) in enumerate(zip(step(fn, module, work.inputs, given), exact)):
+        check(f"{name}, {'result' if k == 0 else f'gradient {k}'}", relative(got, want), 0.0, work.ulps)
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            return fn(*work.inputs)
+
+    train = lambda: step(fn, module, work.inputs, given)
+    counts = kernels(forward, setting), kernels(train, setting)
+    times = milliseconds(forward, setting), milliseconds(train, setting)
+    return Figures(counts, times, peak_mib(train, setting), (cold, warm))
+
+
+def line(make: Callable[[], Work], backend: str, setting: Setting) -> Line:
+    work = make()
+    reference = next(name for name in ("plain", "SDPA", "FlexAttention", "tiga") if name in work.ways)
+    module = work.module(reference)
+    exact = [x.double() for x in step(module, module, work.inputs, torch.ones_like(work.inputs[0]))]
+    figures, why = of_each(work.ways, lambda name: measured(work, name, backend, exact, setting), setting)
+    columns = zip(*[[name, *f.cells()] for name, f in figures.items()])
+    cells = ["<br>".join(column) for column in columns]
+    cells[0] += f" {why}" if why else ""
+    return Line(tuple(cells), {name: f.times for name, f in figures.items()})
+
+
+def table(backend: str, setting: Setting) -> Table:
+    long, documents = setting.rows(32768), [517, 3000, 64, 1400, 2900, 311]
+    same, mixed = max(1, long // 4096), [max(1, n * long // 32768) for n in documents * 4]
+    works = {
+        "transformer block, causal 4k": lambda: transformer(setting, [long // same] * same),
+        "transformer block, documents": lambda: transformer(setting, mixed),
+        "two layers of GATv2": lambda: two_layers(setting, 169_343, 7, 128 if setting.on_gpu else 16, 4),
+        "edge network": lambda: edge_network(setting, 20_000, 6.8, 64 if setting.on_gpu else 8, 64),
+    }
+    says = (
+        f"torch.compile(backend={backend!r}) of each. A step is forward and backward. Kernels are what one call "
+        "launched. Cold: no cache of compiled code; warm: from that cache."
+    )
+    rows = {name: functools.partial(line, make, backend, setting) for name, make in works.items()}
+    return Table("Compiled models", says, COLUMNS, rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=[""], nargs="+", help="lines whose name contains one of these")
+    parser.add_argument("--out", help="folder of the dated table and plot")
+    parser.add_argument("--device", default="cuda", help="cuda, or cpu to try the command out")
+    parser.add_argument("--rows", type=int, help="the most rows of a work, to try the command out")
+    parser.add_argument("--backend", default="inductor", help="of torch.compile")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    setting = Setting(options.device, options.rows)
+    made = table(options.backend, setting)
+    names = [n for n in made.rows if any(w in n for w in options.only)]
+    head = [f"# Compiled models, {datetime.date.today()}", "", environment(setting)]
+    print("\n".join(head), flush=True)
+    text, lines = run(made, names, setting)
+    if options.out is not None:
+        path = os.path.join(options.out, f"model-{datetime.date.today()}")
+        os.makedirs(options.out, exist_ok=True)
+        with open(f"{path}.md", "w", encoding="utf-8") as f:
+            f.write("\n".join(head + text) + "\n")
+        drawn = plot.draw(lines, f"{path}.png", environment(setting), ("ms, forward", "ms, a training step"))
+        print(f"table: {path}.md\n{drawn}")
+
+
+if __name__ == "__main__":
+    main()
