@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = [
     'pip install torch==2.13.0 triton==3.6.0 "numpy<2.4" -e ".[examples]" && python examples/train_char_lm.py',
-    'pip install torch==2.13.0 triton==3.6.0 "numpy<2.4" -e ".[test]" && python -m pytest',
+    'pip install torch==2.13.0 triton==3.6.0 "numpy<2.4" -e ".[test]" && python -m pytest -n 2 --dist worksteal',
 ]
 # When loaded, a module imports from its own row and the rows above it; the package's __init__ stands below them all.
 ROWS = [
