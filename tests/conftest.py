@@ -19,6 +19,8 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
+    # first what takes minutes, so that no process is left with it at the end
+    items.sort(key=lambda item: "under_the_interpreter" not in item.name)
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
