@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import tiga as tg
 from benchmarks import plot
-from benchmarks.attention import run
+from benchmarks.command import run
 from benchmarks.measure import (
     Line,
     Setting,
