@@ -192,6 +192,7 @@ def main() -> None:
         print("\n".join(rows), flush=True)
     if options.out:
         path = Path(options.out) / f"cpu-{datetime.date.today()}.md"
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(text) + "\n", encoding="utf-8")
 
 
