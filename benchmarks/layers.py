@@ -10,11 +10,6 @@ GPU.
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import os
-import shlex
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -26,8 +21,7 @@ import torch
 from torch import Tensor
 
 import tiga as tg
-from benchmarks import plot
-from benchmarks.attention import run
+from benchmarks import command
 from benchmarks.measure import Line, Setting, Table, check, environment, figure, milliseconds, of_each, pair, peak_mib
 
 HEADS, WIDTH, FEATURES = 4, 32, 128
@@ -183,31 +177,17 @@ def table(setting: Setting, only: list[str], quick: bool) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=[""], nargs="+", help="lines whose name contains one of these")
-    parser.add_argument("--quick", action="store_true", help="without the large graph, shorter timings")
-    parser.add_argument("--out", help="folder of the dated table and plot; a whole run takes benchmarks/results")
-    parser.add_argument("--device", default="cuda", help="cuda, or cpu to try the command out")
-    parser.add_argument("--rows", type=int, help="the most nodes of a graph, to try the command out")
-    options = parser.parse_args()
+    options = command.arguments(__doc__, "without the large graph, shorter timings").parse_args()
     warnings.simplefilter("ignore")
     setting = Setting(options.device, options.rows, 40 if options.quick else 100)
-    command = shlex.join(["python", "-m", "benchmarks.layers", *sys.argv[1:]])
     import torch_geometric
 
     where = f"{environment(setting)}, PyG {torch_geometric.__version__}"
-    head = [f"# Layers, {datetime.date.today()}", "", where, "", f"`{command}`"]
-    print("\n".join(head), flush=True)
-    start, made_table = time.perf_counter(), table(setting, options.only, options.quick)
-    text, lines = run(made_table, list(made_table.rows), setting)
+    head, start = command.head("layers", where), time.perf_counter()
+    made_table = table(setting, options.only, options.quick)
+    text, lines = command.run(made_table, list(made_table.rows), setting)
     print(f"\n{time.perf_counter() - start:.0f} s", flush=True)
-    out = options.out or ("benchmarks/results" if len(sys.argv) == 1 else None)
-    if out is not None:
-        path = os.path.join(out, f"layers-{datetime.date.today()}")
-        os.makedirs(out, exist_ok=True)
-        with open(f"{path}.md", "w", encoding="utf-8") as f:
-            f.write("\n".join([*head, *text]) + "\n")
-        print(f"table: {path}.md\n{plot.draw(lines, f'{path}.png', where, PANELS)}")
+    command.leave("layers", options.out, [*head, *text], lines, where, PANELS)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,7 @@ aot_eager` tries the command out without a GPU, and without Inductor's code.
 
 from __future__ import annotations
 
-import argparse
-import datetime
 import functools
-import os
 import time
 import warnings
 from collections.abc import Callable
@@ -23,8 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tiga as tg
-from benchmarks import plot
-from benchmarks.command import run
+from benchmarks import command
 from benchmarks.measure import (
     Line,
     Setting,
@@ -262,27 +258,15 @@ def table(backend: str, setting: Setting) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=[""], nargs="+", help="lines whose name contains one of these")
-    parser.add_argument("--out", help="folder of the dated table and plot")
-    parser.add_argument("--device", default="cuda", help="cuda, or cpu to try the command out")
-    parser.add_argument("--rows", type=int, help="the most rows of a work, to try the command out")
+    parser = command.arguments(__doc__)
     parser.add_argument("--backend", default="inductor", help="of torch.compile")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     setting = Setting(options.device, options.rows)
-    made = table(options.backend, setting)
-    names = [n for n in made.rows if any(w in n for w in options.only)]
-    head = [f"# Compiled models, {datetime.date.today()}", "", environment(setting)]
-    print("\n".join(head), flush=True)
-    text, lines = run(made, names, setting)
-    if options.out is not None:
-        path = os.path.join(options.out, f"model-{datetime.date.today()}")
-        os.makedirs(options.out, exist_ok=True)
-        with open(f"{path}.md", "w", encoding="utf-8") as f:
-            f.write("\n".join(head + text) + "\n")
-        drawn = plot.draw(lines, f"{path}.png", environment(setting), ("ms, forward", "ms, a training step"))
-        print(f"table: {path}.md\n{drawn}")
+    where, made = environment(setting), table(options.backend, setting)
+    head = command.head("model", where)
+    text, lines = command.run(made, [n for n in made.rows if any(w in n for w in options.only)], setting)
+    command.leave("model", options.out, [*head, *text], lines, where, ("ms, forward", "ms, a training step"))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The graphs command at tiny sizes on the CPU, and the graphs it makes."""
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -81,3 +82,9 @@ def test_the_crystal_is_that_of_ase():
     apart = np.linalg.norm(apart - np.round(apart / 7.22) * 7.22, axis=-1)
     assert sorted(apart.argmin(1)) == list(range(32)) and apart.min(1).max() < 0.4
     assert len(listed.src) == 32 * 18  # twelve neighbours and the next six
+
+
+@pytest.mark.parametrize("path", sorted(Path(command.__file__).parent.glob("*.py")), ids=lambda path: path.stem)
+def test_every_benchmark_can_be_started(path):
+    """As far as its imports go: what it needs of the others is there."""
+    assert importlib.import_module(f"benchmarks.{path.stem}").__doc__ or path.stem == "__init__"

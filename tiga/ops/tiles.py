@@ -14,6 +14,7 @@ from tiga import passes, relations
 from tiga.codegen.launch import Call, Prepared, launch, span_of
 from tiga.codegen.nodes import Planner
 from tiga.codegen.tiles import Refused, Tiles
+from tiga.ops.nodes import Whole
 from tiga.program import Line, Program
 from tiga.reference import Run
 from tiga.reference_ops import fold_rows
@@ -116,21 +117,12 @@ def _buffer(call: Call, ready: Prepared, o: Any) -> Tensor:
     return torch.empty((*sizes, wide), dtype=dtype, device=call.device)[..., :rows].movedim(-1, 0)
 
 
-class _Whole:
-    """All destinations at once: node values need no ranges."""
-
-    lead = 1
-
-    def __init__(self, rows: int) -> None:
-        self.rows = (0, rows)
-
-
 class _Nodes(Run):
     """Work on nodes by torch."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.whole = _Whole(self.num_dst)
+        self.whole = Whole(self.num_dst)
 
     def node(self, line: Line) -> None:
         out = line.outs[0]
