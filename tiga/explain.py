@@ -241,7 +241,7 @@ def _remarks(v: Variant) -> list[str]:
             found.append(f"[provider] {which}torch operations, no C++: {run.reason}")
     if "segment-scan" in v.names:
         found.append(f"[planning] {PASSES['segment-scan']}: one step for each edge of the longest segment")
-    found.extend(["[fusion] when compiled, " + text for text in _fused(v)])
+    found.extend(["[fusion] where such a program was compiled: " + text for text in _fused(v)])
     if "adjoint" in v.passes:
         found.append(
             "[autograd] the gradient is programs too: operands and results of folds are kept, "
