@@ -427,9 +427,7 @@ def test_explain_says_what_fused_and_what_did_not():
         inference(lambda *a: (call(*a),), args)
         attend(module, tg.Graph.window(N, 3), *args, scale=0.1)
     text = module.explain()
-    assert "remark: [fusion] where such a program was compiled: before the edges: aten.mul.Tensor" in text
-    assert "remark: [fusion] where such a program was compiled: after the edges: aten.relu" in text
-    assert (
-        "remark: [fusion] where such a program was compiled: left before the edges (aten.tanh.default): 2 launches instead of 1"
-        in text
-    )
+    said = "remark: [fusion] where such a program was compiled: "
+    assert said + "before the edges: aten.mul.Tensor" in text
+    assert said + "after the edges: aten.relu" in text
+    assert said + "left before the edges (aten.tanh.default): 2 launches instead of 1" in text
