@@ -115,12 +115,15 @@ class FoldEmitter(RowEmitter):
         put(f"peak{k} = higher{k}")
         put(f"total{k} = total{k} * keep{k} + tl.sum(weight{k}, 1)")
         if f.field is not None:
-            put(f"sum{k} = sum{k} * keep{k}[:, None]")
+            self.rescale(k)
             self.add(k, f)
         else:
             each = f"weight{k} * {self.edges.text(value, 'f32', 'mn')}"
             each = each if self.how == "full" else f"tl.where(live, {each}, 0.0)"
             put(f"sum{k} = sum{k} * keep{k} + tl.sum({each}, 1)")
+
+    def rescale(self, k: int) -> None:
+        self.put(self.depth, f"sum{k} = sum{k} * keep{k}[:, None]")
 
     # Results.
 

@@ -31,6 +31,7 @@ COUNT = Source(
     tuple([Parameter(x, x) for x in ("own_bounds", "prefix", "num_blocks", "num_own", "unit", "BLOCK_M", "BLOCK")]),
     (),
 )
+_FIXED = {"count": COUNT, "list": LIST}
 WIDEST = 512  # of a vector that a tile holds whole
 GROUP = 32 << 20  # bytes of the other end's fields that heads visited at a time may have: what a cache keeps
 _MOST_RECORDS = 4096
@@ -109,6 +110,7 @@ class Record:
     tensors: tuple[tuple[int, str], ...]  # (position, name)
     scalars: tuple[tuple[int, str], ...]
     outputs: tuple[tuple[int, int], ...]
+    descriptors: tuple[tuple[int, Callable[[Call], Any]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,10 @@ def launch(ready: Prepared, call: Call, spans: Callable[[Prepared, Call, int], d
     if steps is None or (not steps.timed and tuning.tuning(call.device)):
         if len(known) >= _MOST_RECORDS:
             known.clear()
-        steps = known[call.key] = _Launch(ready, call, spans).steps()
+        from tiga.codegen.launch_hopper import hopper_steps  # which is built of what is defined here
+
+        found = hopper_steps(ready, call, spans)
+        steps = known[call.key] = found if found is not None else Launch(ready, call, spans).steps()
         for record in steps.records:
             keep(record.text, record.runner.compiled)
     _execute(steps, ready, call, spans)
@@ -169,10 +174,12 @@ def _run(record: Record, ready: Prepared, call: Call, spans: Any, told: dict[str
         arguments[at] = call.scalars[name]
     for at, k in record.outputs:
         arguments[at] = call.outputs[k]
+    for at, make in record.descriptors:
+        arguments[at] = make(call)
     record.runner.run(*arguments)
 
 
-class _Launch:
+class Launch:
     """Prepares the launches of one work for sizes and strides not seen before."""
 
     def __init__(self, ready: Prepared, call: Call, spans: Any) -> None:
@@ -274,11 +281,10 @@ class _Launch:
 
     def record(self, stage: str) -> Record | None:
         """The launch of one kernel; None where the plan does not fit."""
-        fixed = {"count": COUNT, "list": LIST}
-        source = fixed[stage] if stage in fixed else self.ready.source(stage)
-        values, tensors, scalars, outputs = [], [], [], []
+        source = self.source(stage)
+        values, tensors, scalars, outputs, descriptors = [], [], [], [], []
         made: dict[str, Any] = {}
-        if stage not in ("merge", *fixed) and self.ready.span != "nodes":
+        if stage not in ("merge", *_FIXED) and self.ready.span != "nodes":
             made = self.spans(self.ready, self.call, self.plan.block_m)
         for at, q in enumerate(source.parameters):
             value = self.value(q.kind, q.of, made)
@@ -294,6 +300,10 @@ class _Launch:
                 tensors.append((at, self.block_tensor(q.kind)))
             elif q.kind == "scalar":
                 scalars.append((at, q.of[0]))
+            elif q.kind == "spoiled":
+                tensors.append((at, q.kind))
+            elif q.kind == "descriptor":
+                descriptors.append((at, self.descriptor(q.of[1])))
             elif q.kind == "output":
                 o = self.output(q.of)
                 if o.result is None:
@@ -303,18 +313,27 @@ class _Launch:
             elif isinstance(value, Tensor):
                 tensors.append((at, "&" + q.kind + str(self.plan.block_m)))
             values.append(value)
-        grid = ((self.tiles() if stage != "merge" else -(-self.items // self.plan.block_m)) * self.heads,)
-        if stage == "list":
-            grid = (list_rows(self.work, self.call.tensors),)
-        grid = (1,) if stage == "count" else (grid[0] * self.splits,) if stage == "part" else grid
-        found = runner(source.text, values, self.plan, grid, self.call.device)
+        found = runner(source.text, values, self.plan, self.grid(stage), self.call.device)
         if found is None:
             return None
         for at, name in tensors:
             values[at] = self.plan.block_m if name[0] == "&" else None
-        for at, _ in outputs:
+        for at, _ in (*outputs, *descriptors):
             values[at] = None
-        return Record(source.text, found, tuple(values), tuple(tensors), tuple(scalars), tuple(outputs))
+        changing = (tensors, scalars, outputs, descriptors)
+        return Record(source.text, found, tuple(values), *[tuple(x) for x in changing])
+
+    def source(self, stage: str) -> Source:
+        return _FIXED[stage] if stage in _FIXED else self.ready.source(stage)
+
+    def grid(self, stage: str) -> tuple:
+        if stage in _FIXED:
+            return (list_rows(self.work, self.call.tensors) if stage == "list" else 1,)
+        tiles = self.tiles() if stage != "merge" else -(-self.items // self.plan.block_m)
+        return (tiles * self.heads * (self.splits if stage == "part" else 1),)
+
+    def descriptor(self, x: Any) -> Callable[[Call], Any]:
+        raise NotImplementedError
 
     def value(self, kind: str, of: tuple, made: dict) -> Any:
         call = self.call
