@@ -193,8 +193,8 @@ class HopperEmitter(Emitter):
         self.put(1, f"return {', '.join(REACH)}")
         return self.body()
 
-    def enter_program(self, depth: int) -> None:
-        self.put(depth, f"{', '.join(REACH)} = reach(program, {self.call('reach')})")
+    def enter_program(self, depth: int, program: str = "program") -> None:
+        self.put(depth, f"{', '.join(REACH)} = reach({program}, {self.call('reach')})")
         rest = "head"
         for k, _ in enumerate(self.work.axes):
             self.put(depth, f"h{k} = {rest} % H{k}")
@@ -264,9 +264,7 @@ class HopperEmitter(Emitter):
     def owners(self) -> list[str]:
         """One tile of owners, from edges to results."""
         put = lambda text: self.put(1, text)
-        self.enter_program(1)
-        put("own = own_first + WG * 64 + tl.arange(0, 64, layout=ROWS)")
-        put("live_own = own < own_end")
+        self.enter_rows("program")
         for text in _ROW_RANGES[self.span].splitlines():
             put(text)
         self.own_values()
@@ -281,12 +279,18 @@ class HopperEmitter(Emitter):
         self.visit_full()
         self.last_sums()
         put("mbarrier.arrive(own_empty.index(near), count=1)")
+        self.enter_rows("unknown(program)")  # again: no register holds it meanwhile
         for k, f in enumerate(self.work.folds):
             self.result(k, f)
         self.note_spoiled()
         self.finish()
         put("return stage, phase")
         return self.body()
+
+    def enter_rows(self, program: str) -> None:
+        self.enter_program(1, program)
+        self.put(1, "own = own_first + WG * 64 + tl.arange(0, 64, layout=ROWS)")
+        self.put(1, "live_own = own < own_end")
 
     def base(self, x: Input) -> tuple[str, str]:
         n = self.at(x)
