@@ -112,51 +112,6 @@ def reach_of_rows(start, stop, own_first, num_own, num_other, BLOCK_M: gl.conste
     return gl.maximum(begin, 0), gl.minimum(end, num_other), inner_begin, inner_end
 
 
-@gluon.jit
-def find_block(
-    tile, prefix, own_bounds, other_bounds, block_low, block_high, num_blocks, num_own, num_other, REVERSED: gl.constexpr
-):
-    """(tile within its block, rows of the block, others of the block, its band): no others outside of all blocks."""
-    at = gl.to_tensor(0)
-    top = num_blocks + 1
-    while at < top:
-        middle = (at + top + 1) // 2
-        inside = gl.load(prefix + middle) <= tile
-        at = gl.where(inside, middle, at)
-        top = gl.where(inside, top, middle - 1)
-    own_low = gl.load(own_bounds + at - 1, mask=at > 0, other=0).to(gl.int64)
-    own_high = gl.load(own_bounds + at, mask=at <= num_blocks, other=0).to(gl.int64)
-    own_high = gl.where(at > num_blocks, num_own, own_high)
-    own_low = gl.minimum(gl.maximum(own_low, 0), num_own)
-    own_high = gl.minimum(gl.maximum(own_high, own_low), num_own)
-    past = tile >= gl.load(prefix + num_blocks + 2)
-    own_low = gl.where(past, num_own, own_low)
-    own_high = gl.where(past, num_own, own_high)
-    block = (at > 0) & (at <= num_blocks) & (past == 0)
-    other_low = gl.load(other_bounds + at - 1, mask=block, other=0).to(gl.int64)
-    other_high = gl.load(other_bounds + at, mask=block, other=0).to(gl.int64)
-    other_low = gl.minimum(gl.maximum(other_low, 0), num_other)
-    other_high = gl.minimum(gl.maximum(other_high, other_low), num_other)
-    low = gl.load(block_low + at - 1, mask=block, other=1).to(gl.int64)
-    high = gl.load(block_high + at - 1, mask=block, other=0).to(gl.int64)
-    if REVERSED:
-        low, high = -high, -low
-    far = num_own.to(gl.int64) + num_other
-    shift = other_low - own_low
-    low = gl.where(block, gl.minimum(gl.maximum(low, -far) + shift, far), 1)
-    high = gl.where(block, gl.maximum(gl.minimum(high, far) + shift, -far - 1), 0)
-    first_tile = gl.load(prefix + at)
-    return (
-        tile - first_tile,
-        own_low.to(gl.int32),
-        own_high.to(gl.int32),
-        other_low.to(gl.int32),
-        other_high.to(gl.int32),
-        low.to(gl.int32),
-        high.to(gl.int32),
-    )
-
-
 # Fields.
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tiga.codegen.emit_nodes import SPANS, Parameter, Source
+from tiga.codegen.emit_nodes import Parameter, Source
 from tiga.codegen.emit_tiles import Emitter
 from tiga.codegen.hopper import far_numbers, products_of, vectors
 from tiga.codegen.plan_hopper import HopperPlan
-from tiga.codegen.ranges_hopper import RANGES, REACH
+from tiga.codegen.ranges_hopper import RANGES, REACH, TOLD
 from tiga.codegen.tiles import Axes, Fold, Input, Work
 from tiga.codegen.values import TRITON, Value, Values
 from tiga.program import Line
@@ -24,7 +24,7 @@ HEAD = """from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from tiga.codegen import device_hopper as tl
-from tiga.codegen.device_hopper import find_block, following, load_numbers, over_features, place, reach_of_rows, sign
+from tiga.codegen.device_hopper import following, load_numbers, over_features, place, reach_of_rows, sign
 from tiga.codegen.device_hopper import spoiled_rows, store_rows, tanh, tile_at, unknown
 
 LOG2E = gl.constexpr(1.4426950408889634)
@@ -96,7 +96,7 @@ class HopperEmitter(Emitter):
             add(f"H{k}", "size", a)
         for name in ("num_own", "num_other", "num_heads", "group", "num_tiles"):
             add(name, name)
-        for name in SPANS[self.span]:
+        for name in TOLD[self.span]:
             add(name, name)
 
     def constants(self) -> str:
@@ -184,7 +184,7 @@ class HopperEmitter(Emitter):
         argument but a constant, which a tuple of arguments cannot hold."""
         if q.kind in ("output row", "output stride"):
             return self.work.outputs[q.of[1]].vector is not None
-        return q.kind in ("tensor", "output", "descriptor", "spoiled")
+        return q.kind in ("tensor", "output", "descriptor", "spoiled", *TOLD["rows1"], *TOLD["blocks"])
 
     def reach(self) -> list[str]:
         """Where a program is, and the tiles of others that it visits."""

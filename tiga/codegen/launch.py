@@ -31,6 +31,7 @@ COUNT = Source(
     tuple([Parameter(x, x) for x in ("own_bounds", "prefix", "num_blocks", "num_own", "unit", "BLOCK_M", "BLOCK")]),
     (),
 )
+BETWEEN = ("spoiled", "ranges", "ordered")  # memory between the launches of the hopper skeleton
 _FIXED = {"count": COUNT, "list": LIST}
 WIDEST = 512  # of a vector that a tile holds whole
 GROUP = 32 << 20  # bytes of the other end's fields that heads visited at a time may have: what a cache keeps
@@ -300,7 +301,7 @@ class Launch:
                 tensors.append((at, self.block_tensor(q.kind)))
             elif q.kind == "scalar":
                 scalars.append((at, q.of[0]))
-            elif q.kind == "spoiled":
+            elif q.kind in BETWEEN:
                 tensors.append((at, q.kind))
             elif q.kind == "descriptor":
                 descriptors.append((at, self.descriptor(q.of[1])))

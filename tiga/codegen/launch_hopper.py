@@ -17,7 +17,7 @@ import torch
 
 from tiga import passes
 from tiga.codegen import hopper
-from tiga.codegen.emit_nodes import Source
+from tiga.codegen.emit_nodes import Parameter, Source
 from tiga.codegen.kernels import multiprocessors, name_of
 from tiga.codegen.launch import Call, Launch, Prepared, Steps
 from tiga.codegen.plan import Plan
@@ -26,10 +26,23 @@ from tiga.codegen.tiles import Input, Refused
 from tiga.passes import LOG
 
 TRITON = "3.6."  # Gluon is private there: another version may mean something else by the same words
+_SCHEDULES = {
+    name: Source(
+        f"from tiga.codegen.device_schedule import {name}_tiles as propagate\n",
+        tuple([Parameter(word, word) for word in words.split()]),
+        (),
+    )
+    for name, words in {
+        "schedule": "prefix own_bounds other_bounds block_low block_high ranges num_blocks num_own num_other "
+        "BLOCK_M REVERSED",
+        "order": "ranges ordered slots ORDERED",
+    }.items()
+}
 REDO = Plan(64, 32, 4, 1)  # little memory: many such tiles of owners find at a time that there is nothing to do
 _ALIGNED = 16  # bytes: of addresses and strides that the copy engine reads by
 _HOPPER = (9, 0)
 _LEAST_OTHERS = 64
+ORDERED = 128  # tiles whose places one program finds
 
 
 def unavailable(device: torch.device) -> str:
@@ -129,9 +142,9 @@ class HopperLaunch(Launch):
     def with_hopper_plan(self, plan: HopperPlan) -> tuple[Steps | None, str]:
         self.states.clear()
         self.splits = 1
-        self.plan = plan
+        self.plan, blocks = plan, self.ready.span == "blocks"
         try:
-            first = [self.record("count")] if self.ready.span == "blocks" else []
+            first = [self.record(stage) for stage in ("count", "schedule", "order")] if blocks else []
             main = self.record("hopper")
         except Exception as e:  # whatever a compiler raises, the tiles skeleton does the work
             return None, f"{type(e).__name__}: {e}"
@@ -141,11 +154,8 @@ class HopperLaunch(Launch):
         if fault:
             return None, fault
         self.plan = REDO
-        if self.ready.span == "blocks":
-            first_again = [self.record("count")]
-        else:
-            first_again = []
-        records = [*first, main, *first_again, self.record("redo")]
+        again = [self.record(stage) for stage in (("count", "redo") if blocks else ("redo",))]
+        records = [*first, main, *again]
         if any(r is None for r in records):
             return None, "the kernel that does rows again does not fit"
         return Steps(tuple([r for r in records if r]), tuple([(n, *x) for n, x in self.states.items()]), True), ""
@@ -153,17 +163,27 @@ class HopperLaunch(Launch):
     def source(self, stage: str) -> Source:
         if stage == "hopper":
             return _source(self.ready, self.plan, self.widths)
-        return _source(self.ready, None, ()) if stage == "redo" else super().source(stage)
+        if stage == "redo":
+            return _source(self.ready, None, ())
+        return _SCHEDULES[stage] if stage in _SCHEDULES else super().source(stage)
 
     def grid(self, stage: str) -> tuple:
-        tiles = self.tiles() * self.heads
-        return (min(tiles, multiprocessors(self.call.device)),) if stage == "hopper" else super().grid(stage)
+        if stage in _SCHEDULES:
+            return (self.tiles() if stage == "schedule" else -(-self.tiles() // ORDERED),)
+        if stage == "hopper":
+            return (min(self.tiles() * self.heads, multiprocessors(self.call.device)),)
+        return super().grid(stage)
 
     def value(self, kind: str, of: tuple, made: dict) -> Any:
         if kind == "descriptor":
             return self.descriptor(of[1])(self.call)
         if kind == "num_tiles":
             return self.tiles() * self.heads
+        if kind in ("ranges", "ordered"):
+            return self.made_state(kind, (self.tiles() * 8,), torch.int32)
+        fixed = {"slots": self.tiles(), "ORDERED": ORDERED, "REVERSED": (self.work.owner == "dst") == self.call.p.reverse}
+        if kind in fixed:
+            return fixed[kind]
         if kind == "spoiled":
             return self.made_state("spoiled", (self.heads * self.own,), torch.int8)
         return super().value(kind, of, made)

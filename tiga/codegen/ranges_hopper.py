@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+# What the kernel is told of its relation: a band, intervals, or the tiles that device_schedule found.
+TOLD = {"band": ("low", "high"), "rows1": ("start", "stop"), "blocks": ("ordered",)}
 REACH = (
     "head own_first own_end low high other_low other_high begin next_begin inner_begin steps all_steps all_tiles"
 ).split()
@@ -37,10 +39,14 @@ other_high = num_other
 begin, end, inner_begin, inner_end = reach_of_rows(start, stop, own_first, num_own, num_other, BLOCK_M)
 """
     + _TILES,
-    "blocks": """slot, head = place(program, num_tiles // num_heads, num_heads, group, {last_first})
-tile, own_low, own_end, other_low, other_high, low, high = find_block(
-    slot, prefix, own_bounds, other_bounds, block_low, block_high, num_blocks, num_own, num_other, not {last_first})
-own_first = own_low + tile * BLOCK_M
+    "blocks": """slot, head = place(program, num_tiles // num_heads, num_heads, group, False)
+told = ordered + slot * 8
+own_first = tl.load(told)
+own_end = tl.load(told + 1)
+other_low = tl.load(told + 2)
+other_high = tl.load(told + 3)
+low = tl.load(told + 4)
+high = tl.load(told + 5)
 """
     + _BAND
     + _TILES,
