@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language import (  # noqa: A004
+from triton.experimental.gluon.language import (  # noqa: F401
     abs,
     arange,
     bfloat16,
@@ -43,13 +43,7 @@ from triton.experimental.gluon.language import (  # noqa: A004
     where,
     zeros,
 )
-from triton.language import PropagateNan
-
-__all__ = (
-    "PropagateNan abs arange bfloat16 cast cdiv ceil constexpr convert_layout cos erf exp exp2 float16 float32 floor "
-    "full int1 int8 int16 int32 int64 load log log2 max maximum minimum num_programs program_id rsqrt sin sqrt store "
-    "sum uint8 where zeros"
-).split()
+from triton.language import PropagateNan  # noqa: F401
 
 LOG2E: gl.constexpr = gl.constexpr(1.4426950408889634)
 
@@ -140,6 +134,33 @@ def over_features(x, LAYOUT: gl.constexpr):
 def spoiled_rows(x, LIKE: gl.constexpr):
     """[rows]: whether any element is not a number."""
     return gl.convert_layout(gl.max((x != x).to(gl.int32), 1), LIKE, assert_trivial=True)
+
+
+# Folds.
+
+
+@gluon.jit
+def edges_only(x, at, row_start, row_stop, instead, COLS: gl.constexpr):
+    """x of pairs that are edges: of others from `at` on, an interval a row."""
+    other = unknown(at) + gl.arange(0, x.shape[1], layout=COLS)
+    live = (other[None, :] >= row_start[:, None]) & (other[None, :] < row_stop[:, None])
+    return gl.where(live, x, instead)
+
+
+@gluon.jit
+def not_zero(by):
+    """by, or a number too small to make a difference: an infinite score keeps its sign."""
+    return gl.where(by == 0, 1.1754943508222875e-38, by)
+
+
+@gluon.jit
+def furthest(x, by):
+    """[rows]: that of x which is the largest once multiplied by `by`."""
+    if by > 0:
+        top = gl.max(x, 1)
+    else:
+        top = gl.min(x, 1)
+    return top
 
 
 # Pointwise.

@@ -18,7 +18,7 @@ def products_of(axes: Axes, work: Work) -> tuple[str, ...]:
     behind = {ref: {ref} for ref in found}
     for f in work.folds:
         for ref in f.lines:
-            for product, users in behind.items():
+            for users in behind.values():
                 if users.intersection(axes.p.definitions[ref].args):
                     users.add(ref)
     return tuple(sorted(found, key=lambda ref: -len(behind[ref])))

@@ -121,6 +121,7 @@ class Steps:
     records: tuple[Record, ...]
     states: tuple[tuple[str, tuple, torch.dtype], ...]
     timed: bool = False
+    noted: tuple[str, ...] = ()  # passes
 
     @property
     def spilled(self) -> int:
@@ -148,6 +149,8 @@ def launch(ready: Prepared, call: Call, spans: Callable[[Prepared, Call, int], d
         for record in steps.records:
             keep(record.text, record.runner.compiled)
     _execute(steps, ready, call, spans)
+    for name in steps.noted:
+        passes.ran(name)
     return steps.texts
 
 

@@ -18,7 +18,7 @@ import torch
 from tiga import passes
 from tiga.codegen import hopper
 from tiga.codegen.emit_nodes import Parameter, Source
-from tiga.codegen.kernels import multiprocessors, name_of
+from tiga.codegen.kernels import multiprocessors
 from tiga.codegen.launch import Call, Launch, Prepared, Steps
 from tiga.codegen.plan import Plan
 from tiga.codegen.plan_hopper import HopperPlan, hopper_plans
@@ -104,6 +104,8 @@ def _source(ready: Prepared, plan: HopperPlan | None, widths: tuple) -> Source:
 
 
 class HopperLaunch(Launch):
+    plan: Any  # of this skeleton, or of the one that does rows again
+
     def steps(self) -> Steps:
         self.precision = "ieee"
         if self.items == 0 or self.heads == 0 or self.other < _LEAST_OTHERS:
@@ -158,7 +160,8 @@ class HopperLaunch(Launch):
         records = [*first, main, *again]
         if any(r is None for r in records):
             return None, "the kernel that does rows again does not fit"
-        return Steps(tuple([r for r in records if r]), tuple([(n, *x) for n, x in self.states.items()]), True), ""
+        states = tuple([(n, *x) for n, x in self.states.items()])
+        return Steps(tuple([r for r in records if r]), states, True, ("launch-hopper",)), ""
 
     def source(self, stage: str) -> Source:
         if stage == "hopper":
@@ -181,7 +184,11 @@ class HopperLaunch(Launch):
             return self.tiles() * self.heads
         if kind in ("ranges", "ordered"):
             return self.made_state(kind, (self.tiles() * 8,), torch.int32)
-        fixed = {"slots": self.tiles(), "ORDERED": ORDERED, "REVERSED": (self.work.owner == "dst") == self.call.p.reverse}
+        fixed = {
+            "slots": self.tiles(),
+            "ORDERED": ORDERED,
+            "REVERSED": (self.work.owner == "dst") == self.call.p.reverse,
+        }
         if kind in fixed:
             return fixed[kind]
         if kind == "spoiled":
@@ -203,15 +210,28 @@ class HopperLaunch(Launch):
         return lambda call: TensorDescriptor(call.tensors[x.ref], shape, strides, block, layout)
 
 
-_PRODUCT, _WAIT = re.compile(r"\bHGMMA\b"), re.compile(r"WARPGROUP\.DEPBAR|\bWARPGROUP\.WAIT")
+_PRODUCT, _WAIT = re.compile(r"\bHGMMA\b"), re.compile(r"WARPGROUP\.DEPBAR")
+_LOCAL, _LABEL = re.compile(r"\b(STL|LDL)\b"), re.compile(r"^(\.L_x_\d+):", re.MULTILINE)
+_BRANCH = re.compile(r"@!?U?P\d+ +BRA `\((\.L_x_\d+)\)")  # one that is always taken ends no loop
 
 
 def faults(compiled: Any) -> str:
-    """What makes a compiled kernel slow: registers in memory, or matrix products that each wait for the one before."""
-    if compiled is None:
+    """What makes a compiled kernel slow: memory for registers in a loop over tiles, or matrix products that each wait
+    for the one before. What is kept in memory once a tile of owners is no fault."""
+    if compiled is None:  # Triton's interpreter
         return ""
-    if compiled.n_spills:
-        return f"{compiled.n_spills} registers spilled"
     text = compiled.asm["sass"]
     products, waits = len(_PRODUCT.findall(text)), len(_WAIT.findall(text))
-    return f"{waits} waits for {products} matrix products" if 2 * waits > products else ""
+    if 2 * waits > products:
+        return f"{waits} waits for {products} matrix products"
+    spilled = max([len(_LOCAL.findall(loop)) for loop in loops(text)], default=0) if compiled.n_spills else 0
+    return f"registers in memory {spilled} times a tile" if spilled else ""
+
+
+def loops(text: str) -> list[str]:
+    """The machine code of the innermost loops that multiply matrices."""
+    start = {m[1]: m.start() for m in _LABEL.finditer(text)}
+    spans = [(start[m[1]], m.end()) for m in _BRANCH.finditer(text) if start.get(m[1], len(text)) < m.start()]
+    spans = [(a, b) for a, b in spans if _PRODUCT.search(text, a, b)]
+    inner = [(a, b) for a, b in spans if not any(a <= c and d <= b and (a, b) != (c, d) for c, d in spans)]
+    return [text[a:b] for a, b in inner]

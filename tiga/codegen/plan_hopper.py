@@ -34,17 +34,17 @@ _TWO_NUMBERS = (232, 40)  # a producer that also brings numbers
 _TABLE = {
     (128, 1, 1): (
         HopperPlan(2, 128, 2, 2, True, _TWO),
-        HopperPlan(2, 128, 2, 1, True, _TWO_NUMBERS),
+        HopperPlan(2, 128, 2, 1, True, _TWO),
         HopperPlan(2, 64, 3, 2, True, _TWO_NUMBERS),
     ),
     (64, 1, 1): (
-        HopperPlan(3, 128, 3, 2, True, _THREE),
+        HopperPlan(3, 128, 4, 2, True, _THREE),
         HopperPlan(2, 128, 4, 2, True, _TWO_NUMBERS),
         HopperPlan(2, 64, 4, 2, True, _TWO_NUMBERS),
     ),
     (128, 2, 1): (HopperPlan(2, 64, 3, 1, True, _TWO), HopperPlan(2, 64, 3, 1, False, _TWO_NUMBERS)),
     (64, 2, 1): (HopperPlan(2, 128, 3, 1, True, _TWO), HopperPlan(2, 64, 4, 1, True, _TWO_NUMBERS)),
-    (128, 2, 2): (HopperPlan(2, 64, 2, 1, False, _TWO_NUMBERS), HopperPlan(2, 32, 3, 1, False, _TWO_NUMBERS)),
+    (128, 2, 2): (HopperPlan(2, 64, 3, 1, False, _TWO), HopperPlan(2, 64, 2, 1, False, _TWO)),
     (64, 2, 2): (HopperPlan(2, 64, 4, 1, True, _TWO_NUMBERS), HopperPlan(2, 64, 4, 1, False, _TWO_NUMBERS)),
 }
 
