@@ -173,6 +173,8 @@ class HopperLaunch(Launch):
     def grid(self, stage: str) -> tuple:
         if stage in _SCHEDULES:
             return (self.tiles() if stage == "schedule" else -(-self.tiles() // ORDERED),)
+        if stage == "redo":
+            return (min(self.tiles() * self.heads, 2 * multiprocessors(self.call.device)),)
         if stage == "hopper":
             return (min(self.tiles() * self.heads, multiprocessors(self.call.device)),)
         return super().grid(stage)
