@@ -164,8 +164,8 @@ class RowEmitter:
         return ", ".join([q.name + (": tl.constexpr" if q.kind in constants else "") for q in self.parameters])
 
     def signature(self) -> None:
-        plain = ("size", "count", "num_tiles", "num_own", "num_other", "num_heads", "num_blocks")
-        plain += ("group", "splits", "low", "high")
+        sizes = ("size", "count", "num_tiles", "num_own", "num_other", "num_heads", "num_blocks")
+        plain = (*sizes, "group", "splits", "low", "high")
         quiet = [q.name for q in self.parameters if q.kind in plain]
         self.put(0, f"@triton.jit(do_not_specialize={quiet!r})")
         self.put(0, f"def propagate({self.names_of_arguments()}):")
