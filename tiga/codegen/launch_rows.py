@@ -291,7 +291,33 @@ def arguments(
             values.append(None if what == "slots" else layout(what, rest, tensors))
     for a in source.axes:
         values += [sizes[a], block(sizes[a])]
-    return [*values, plan.rows, plan.block_e, precision(4, device)], tuple(changing)
+    values += [plan.rows, plan.block_e, precision(4, device), lanes(source, plan, tensors)]
+    return values, tuple(changing)
+
+
+def lanes(source: Source, plan: Plan, tensors: dict) -> int:
+    """How many numbers of a vector a thread takes, where a program's rows of the widest ones fill its warps.
+
+    At most 16 bytes of each vector; 0 leaves it to Triton, where that is what it does anyway and where a vector's
+    numbers do not lie side by side.
+    """
+    wide = {}
+    for _, what, *rest in source.arguments:
+        if what in ("field", "out"):
+            sizes = [block(n) for n in tensors[what, rest[0]].shape]
+            shared = what == "field" and ("row", rest[0]) not in {a[1:] for a in source.arguments}
+            wide[what, rest[0]] = math.prod(sizes if shared else sizes[1:])
+    most = max(wide.values(), default=1)
+    each, usual = most * plan.rows // (32 * plan.warps), set()
+    for name, n in wide.items():
+        if 2 * n >= most:
+            t = tensors[name]
+            last = [(n, s) for n, s in zip(t.shape, t.stride()) if n != 1][-1:]
+            if not last or last[0][1] != 1:
+                return 0
+            each = min(each, 16 // t.element_size(), block(last[0][0]))
+            usual.add(16 // t.element_size())
+    return 0 if usual == {each} else each
 
 
 def layout(what: str, rest: list, tensors: dict) -> int:
