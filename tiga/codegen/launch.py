@@ -33,6 +33,8 @@ COUNT = Source(
 )
 WIDEST = 512  # of a vector that a tile holds whole
 GROUP = 32 << 20  # bytes of the other end's fields that heads visited at a time may have: what a cache keeps
+FEW_SPILLED = 64  # registers of a thread in memory, which cost less than
+TINY = 256  # numbers of a tile
 _MOST_RECORDS = 4096
 
 
@@ -208,6 +210,8 @@ class _Launch:
         some = self.tuned(source, some, (*padded.values(), itemsize), timed)
         best: Steps | None = None
         for plan in plans_of(self.work, some, itemsize, self.items):
+            if best is not None and best.spilled <= FEW_SPILLED and plan.block_m * plan.block_n <= TINY:
+                break
             found = self.with_plan(plan)
             if found is not None and (best is None or found.spilled < best.spilled):
                 best = found
