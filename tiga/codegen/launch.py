@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 
 from tiga import passes
-from tiga.codegen import tuning
+from tiga.codegen import bounds, tuning
 from tiga.codegen.emit_nodes import Parameter, RowEmitter, Source, states
 from tiga.codegen.emit_tiles import Emitter
 from tiga.codegen.kernels import Runner, float32_setting, keep, multiprocessors, precision, runner
 from tiga.codegen.lists_pruned import LIST, list_name, list_rows, list_value, the_map
 from tiga.codegen.plan import MERGE, Plan, plans
 from tiga.codegen.plan_pruned import plans_of
+from tiga.codegen.replay import Source as Origin
+from tiga.codegen.replay import Tape
 from tiga.codegen.tiles import Axes, Refused, Work
 from tiga.program import Program, evaluate_size
 
@@ -76,12 +78,14 @@ class Call:
         ints: tuple,
         scalars: Any,
         outputs: list[Tensor],
+        tape: Tape | None = None,
     ) -> None:
-        self.p, self.ints, self.outputs = p, ints, outputs
+        self.p, self.ints, self.outputs, self.tape = p, ints, outputs, tape
         self.tensors: dict[str, Tensor] = {o.ref: t for o, t in zip(p.operands, tensors)}
         self.relation = tuple(tensors[len(p.operands) :])
         self.tensors.update({f"relation{k}": t for k, t in enumerate(self.relation)})
         self.scalars = dict(zip(p.scalars, scalars))
+        self.given = {name: Origin("tensors", k) for k, name in enumerate(self.tensors)}  # until launches make more
         self.device = tensors[0].device
         self.num_dst, self.num_src = (ints[1], ints[0]) if p.reverse else (ints[0], ints[1])
         shapes = tuple([t.shape for t in tensors])
@@ -162,6 +166,8 @@ def _run(record: Record, ready: Prepared, call: Call, spans: Any, told: dict[str
         if name[0] == "&":
             if name not in told:
                 told.update(spans(ready, call, arguments[at]))
+                if call.tape is not None:
+                    call.tape.whole = False  # torch computed it
             arguments[at] = told[name]
         else:
             arguments[at] = call.tensors[name]
@@ -169,6 +175,11 @@ def _run(record: Record, ready: Prepared, call: Call, spans: Any, told: dict[str
         arguments[at] = call.scalars[name]
     for at, k in record.outputs:
         arguments[at] = call.outputs[k]
+    if call.tape is not None:
+        numbers = {name: Origin("scalars", k) for k, name in enumerate(call.p.scalars)}
+        sources = [(at, call.given[name]) for at, name in record.tensors if name in call.given]
+        sources += [(at, numbers[name]) for at, name in record.scalars]
+        call.tape.launch(record.runner, arguments, sources)
     record.runner.run(*arguments)
 
 
@@ -238,6 +249,7 @@ class _Launch:
             stages = ("count", *stages)
         if self.lists:
             stages = ("list", *stages)
+        stages = (*bounds.stages(self.ready.span), *stages)
         self.states.clear()
         records = []
         for stage in stages:
@@ -274,7 +286,7 @@ class _Launch:
 
     def record(self, stage: str) -> Record | None:
         """The launch of one kernel; None where the plan does not fit."""
-        fixed = {"count": COUNT, "list": LIST}
+        fixed = {"count": COUNT, "list": LIST, **bounds.STAGES}
         source = fixed[stage] if stage in fixed else self.ready.source(stage)
         values, tensors, scalars, outputs = [], [], [], []
         made: dict[str, Any] = {}
@@ -292,6 +304,8 @@ class _Launch:
                 tensors.append((at, "table " + self.work.tables[q.of[0]].ref))
             elif q.kind in BLOCKS:
                 tensors.append((at, self.block_tensor(q.kind)))
+            elif q.kind in bounds.TENSORS:
+                tensors.append((at, bounds.tensor(q.kind, self.ready.span)))
             elif q.kind == "scalar":
                 scalars.append((at, q.of[0]))
             elif q.kind == "output":
@@ -306,6 +320,8 @@ class _Launch:
         grid = ((self.tiles() if stage != "merge" else -(-self.items // self.plan.block_m)) * self.heads,)
         if stage == "list":
             grid = (list_rows(self.work, self.call.tensors),)
+        if stage in bounds.STAGES:
+            grid = (bounds.programs(stage, self.call.ints, self.plan.block_m),)
         grid = (1,) if stage == "count" else (grid[0] * self.splits,) if stage == "part" else grid
         found = runner(source.text, values, self.plan, grid, self.call.device)
         if found is None:
@@ -341,6 +357,8 @@ class _Launch:
             return list_value(self, kind)
         if kind[:5] == "table":
             return self.table(kind, *of)
+        if kind in bounds.KINDS:
+            return bounds.value(self, kind)
         if kind in BLOCKS:
             name = self.block_tensor(kind)
             return call.tensors[name] if name in call.tensors else self.made_state(name, self.blocks() + 3, torch.int32)
