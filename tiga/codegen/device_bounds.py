@@ -60,7 +60,7 @@ def column_reach(
     """For a tile of BLOCK_M sources: the first row that ends after its begin, and past the last that begins before its
     end. Wider than the rows that reach it where starts and stops do not grow."""
     tile = tl.program_id(0)
-    first, past = tile * BLOCK_M, tile * BLOCK_M + BLOCK_M
+    first, past = tile * BLOCK_M, tl.minimum(tile * BLOCK_M + BLOCK_M, num_src)
     blocks = tl.cdiv(num_rows, BLOCK)
     block_low, block_high = blocks, blocks * 0 - 1
     for at in tl.range(0, blocks, BLOCK):
