@@ -29,6 +29,13 @@ class Gat(tg.MessagePassing):
         return self.reducer((torch.nn.functional.leaky_relu(src.x + dst.y, 0.2) * a).sum(-1), src.x)
 
 
+class Biased(tg.MessagePassing):
+    reducer = tg.online_softmax()
+
+    def edge(self, src, dst, edge):
+        return self.reducer((src.key * dst.query).sum(-1) + edge.bias, src.value)
+
+
 class Weights(tg.MessagePassing):
     reducer = tg.sum()
 
@@ -175,6 +182,19 @@ def test_packed_sequences_repeat(launched):
         q, k, v = draw()
         ours = module(graph=graph, src={"key": k, "value": v}, dst={"query": q}, scale=0.5)
         torch.testing.assert_close(ours.double(), dense(graph.to_mask(), q, k, v, 0.5), atol=1e-5, rtol=1e-5)
+    assert len(recipes()) == 1
+
+
+def test_edges_of_a_window_are_numbered_at_every_call(launched):
+    graph, module = tg.Graph.window(9, 3), Biased()
+    i, j = graph.to_mask().nonzero(as_tuple=True)
+    for _ in range(3):
+        (q, k, v), bias = draw(), torch.randn(len(i), 2)
+        spread = torch.zeros(2, 9, 9, dtype=torch.float64)
+        spread[:, i, j] = bias.double().T
+        score = torch.einsum("ihd,jhd->hij", q.double(), k.double()) + spread
+        ours = module(graph=graph, src={"key": k, "value": v}, dst={"query": q}, edge={"bias": bias})
+        torch.testing.assert_close(ours.double(), softmax(score, graph.to_mask(), v.double()), atol=1e-5, rtol=1e-5)
     assert len(recipes()) == 1
 
 

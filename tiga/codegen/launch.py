@@ -142,7 +142,9 @@ def launch(ready: Prepared, call: Call, spans: Callable[[Prepared, Call, int], d
     if steps is None or (not steps.timed and tuning.tuning(call.device)):
         if len(known) >= _MOST_RECORDS:
             known.clear()
+        tape, call.tape = call.tape, None  # launches to time plans by are no part of the call
         steps = known[call.key] = _Launch(ready, call, spans).steps()
+        call.tape = tape
         for record in steps.records:
             keep(record.text, record.runner.compiled)
     _execute(steps, ready, call, spans)
@@ -167,7 +169,7 @@ def _run(record: Record, ready: Prepared, call: Call, spans: Any, told: dict[str
             if name not in told:
                 told.update(spans(ready, call, arguments[at]))
                 if call.tape is not None:
-                    call.tape.whole = False  # torch computed it
+                    call.tape.computed(told[name], again(spans, ready, call, name, arguments[at]))
             arguments[at] = told[name]
         else:
             arguments[at] = call.tensors[name]
@@ -181,6 +183,12 @@ def _run(record: Record, ready: Prepared, call: Call, spans: Any, told: dict[str
         sources += [(at, numbers[name]) for at, name in record.scalars]
         call.tape.launch(record.runner, arguments, sources)
     record.runner.run(*arguments)
+
+
+def again(spans: Any, ready: Prepared, call: Call, name: str, block_m: int) -> Callable[[list[Tensor]], Tensor]:
+    """What computes a tensor of the relation for another call like this one."""
+    p, ints, scalars = call.p, call.ints, tuple(call.scalars.values())
+    return lambda tensors: spans(ready, Call(p, tensors, ints, scalars, []), block_m)[name]
 
 
 class _Launch:
@@ -289,6 +297,7 @@ class _Launch:
         fixed = {"count": COUNT, "list": LIST, **bounds.STAGES}
         source = fixed[stage] if stage in fixed else self.ready.source(stage)
         values, tensors, scalars, outputs = [], [], [], []
+        self.constants = self.numbers()
         made: dict[str, Any] = {}
         if stage not in ("merge", *fixed) and self.ready.span != "nodes":
             made = self.spans(self.ready, self.call, self.plan.block_m)
@@ -366,7 +375,11 @@ class _Launch:
             return call.size(of[0])
         if kind == "block":
             return self.padded[of[0]]
-        fixed = {
+        return self.constants[kind] if kind in self.constants else made["&" + kind + str(self.plan.block_m)]
+
+    def numbers(self) -> dict[str, Any]:
+        """Arguments of a stage that are the same whatever they are of."""
+        return {
             "num_own": self.own,
             "num_other": self.other,
             "num_heads": self.heads,
@@ -381,7 +394,6 @@ class _Launch:
             "PRECISION": self.precision,
             "EARLY": getattr(self.plan, "early", False),
         }
-        return fixed[kind] if kind in fixed else made["&" + kind + str(self.plan.block_m)]
 
     def output(self, of: tuple) -> Any:
         outputs = {"node": self.work.outputs, "edge": self.work.edge_outputs, "map": self.work.maps}

@@ -82,6 +82,7 @@ class Tape:
         self.scratch: list[Tensor] = []  # held until the recipe is made, so that none takes the place of another
         self.zeroed: list[int] = []
         self.sums: list[tuple[Source, int]] = []
+        self.made: list[tuple[int, Callable]] = []
         self.launches: list[tuple[Runner, list[Source]]] = []
         self.texts: tuple[str, ...] = ()
         self.constants: list[Any] = []
@@ -109,6 +110,10 @@ class Tape:
         """The call is over: what explain says of it."""
         self.name, self.texts = name, texts
 
+    def computed(self, x: Tensor, again: Callable[[list[Tensor]], Tensor]) -> None:
+        """Torch computed this from the call's tensors; again(tensors) does so for another call."""
+        self.made.append((self.source(x).number, again))
+
     def sum_of(self, parts: Tensor, output: int) -> None:
         """An output is the sum of what programs kept apart."""
         self.sums.append((self.source(parts), output))
@@ -124,20 +129,22 @@ class Recipe:
 
     Each launch picks its arguments from one list: the tensors' addresses, those of outputs, parts and scratch, scalars,
     the stream, constants. Where a launch takes no addresses, the list holds the tensors. parts: what programs kept
-    apart, whose sum is an output.
+    apart, whose sum is an output; made: what torch computes of the relation before the launches.
     """
 
     def __init__(self, tape: Tape) -> None:
         self.device, self.name, self.texts = tape.device, tape.name, tape.texts
         of_sums = [source.number for source, _ in tape.sums]
-        between = [k for k in range(len(tape.scratch)) if k not in of_sums]
+        made = [k for k, _ in tape.made]
+        between = [k for k in range(len(tape.scratch)) if k not in of_sums and k not in made]
         self.outputs = tuple([form_of(t) for t in tape.outputs])
         self.parts = tuple([form_of(tape.scratch[k]) for k in of_sums])
         self.scratch = tuple([form_of(tape.scratch[k]) for k in between])
         self.bytes, self.offsets = _placed([tape.scratch[k] for k in between])
         self.sums, self.zeroed = tuple([k for _, k in tape.sums]), tuple(tape.zeroed)
         self.bare = all([runner.bare is not None for runner, _ in tape.launches])
-        self.steps = self._steps(tape, [*of_sums, *between])
+        self.made = tuple([again for _, again in tape.made])
+        self.steps = self._steps(tape, [*of_sums, *made, *between])
         self.constants = tuple(tape.constants)
 
     def _steps(self, tape: Tape, order: list[int]) -> tuple[tuple[Callable, Callable], ...]:
@@ -171,6 +178,7 @@ class Recipe:
         for k in self.zeroed:
             outputs[k].zero_()
         parts = [empty(*form) for form in self.parts]
+        parts += [again(tensors) for again in self.made]
         pool: list[Any]
         if self.bare:
             # whatever lies between kernels is one block, held until they are queued
