@@ -66,6 +66,8 @@ def test_the_third_call_is_launches_alone(chip):
     assert len(words) - 5 == len(chip.tensors[1]) and len(slow) == 4
     # numbers stand where they stood
     assert all(a == b for a, b in zip(words[5:], chip.tensors[1]) if not isinstance(b, torch.Tensor))
+    (recipe,) = replay.KEPT.values()
+    assert recipe.bytes == 0, "nothing lies between the kernels of one"
 
 
 def test_a_recipe_keeps_no_tensor(chip):

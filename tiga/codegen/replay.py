@@ -89,9 +89,8 @@ class Tape:
 
     def launch(self, runner: Runner, arguments: Sequence[Any], sources: Iterable[tuple[int, Source]]) -> None:
         """A kernel was launched. sources: (position, origin) of what the call was given; the rest is known as it is."""
-        words = [self.source(x) for x in arguments]
-        for at, source in sources:
-            words[at] = source
+        known = dict(sources)
+        words = [known[at] if at in known else self.source(x) for at, x in enumerate(arguments)]
         self.launches.append((runner, words))
 
     def source(self, x: Any) -> Source:
