@@ -120,7 +120,7 @@ class Tape:
     def keep(self, key: tuple) -> None:
         """Make the recipe; a call that was more than launches has none."""
         if self.whole:
-            KEPT[key] = Recipe(self)
+            KEPT[key] = Recipe(key[0], self)
 
 
 class Recipe:
@@ -131,8 +131,10 @@ class Recipe:
     apart, whose sum is an output; made: what torch computes of the relation before the launches.
     """
 
-    def __init__(self, tape: Tape) -> None:
-        self.device, self.name, self.texts = tape.device, tape.name, tape.texts
+    def __init__(self, program: str, tape: Tape) -> None:
+        self.device, self.note = tape.device, passes.Run(program)
+        self.note.visit, self.note.sources = tape.name, tape.texts
+        self.note.names = {"verify", "check", tape.name}
         of_sums = [source.number for source, _ in tape.sums]
         made = [k for k, _ in tape.made]
         between = [k for k in range(len(tape.scratch)) if k not in of_sums and k not in made]
@@ -201,7 +203,6 @@ class Recipe:
                 torch.sum(x, 0, out=y)
             else:
                 y.copy_(x.sum(0))
-        passes.launched(self.name, self.texts)
         return outputs
 
     def filled(self, shape: tuple, strides: tuple, dtype: torch.dtype) -> Tensor:
