@@ -35,7 +35,7 @@ def chip(monkeypatch):
     chip = types.SimpleNamespace(addresses=[], tensors=[])
 
     def runner(text, values, plan, grid, device):
-        bare = kernels.Bare(lambda *words: chip.addresses.append(words), (grid[0], 1, 1), ("function",))
+        bare = kernels.Bare(lambda *words: chip.addresses.append(words), (grid[0], 1, 1), ("function", (4, 1, 0)))
         return kernels.Runner(lambda *words: chip.tensors.append(words), 0, None, bare)
 
     monkeypatch.setattr(launch, "runner", runner)
@@ -59,13 +59,13 @@ def test_the_third_call_is_launches_alone(chip):
     assert (len(chip.tensors), len(chip.addresses)) == (2, 1) and passes.COUNTS["emit-tiles"] <= written + 1
     assert passes.COUNTS["check"] == checks + 3
     words = chip.addresses[0]
-    assert words[1:5] == (1, 1, 0, "function")
+    assert words[1:6] == (1, 1, 0, "function", (4, 1, 0))
     for t in (*c.tensors, out):
-        assert t.data_ptr() in words[5:]
+        assert t.data_ptr() in words[6:]
     slow = [t for t in chip.tensors[1] if isinstance(t, torch.Tensor)]
-    assert len(words) - 5 == len(chip.tensors[1]) and len(slow) == 4
+    assert len(words) - 6 == len(chip.tensors[1]) and len(slow) == 4
     # numbers stand where they stood
-    assert all(a == b for a, b in zip(words[5:], chip.tensors[1]) if not isinstance(b, torch.Tensor))
+    assert all(a == b for a, b in zip(words[6:], chip.tensors[1]) if not isinstance(b, torch.Tensor))
     (recipe,) = replay.KEPT.values()
     assert recipe.bytes == 0, "nothing lies between the kernels of one"
 

@@ -85,7 +85,7 @@ class Call:
         self.relation = tuple(tensors[len(p.operands) :])
         self.tensors.update({f"relation{k}": t for k, t in enumerate(self.relation)})
         self.scalars = dict(zip(p.scalars, scalars))
-        self.given = {name: Origin("tensors", k) for k, name in enumerate(self.tensors)}  # until launches make more
+        self.origins = {name: Origin("tensors", k) for k, name in enumerate(self.tensors)}  # until launches make more
         self.device = tensors[0].device
         self.num_dst, self.num_src = (ints[1], ints[0]) if p.reverse else (ints[0], ints[1])
         shapes = tuple([t.shape for t in tensors])
@@ -179,7 +179,7 @@ def _run(record: Record, ready: Prepared, call: Call, spans: Any, told: dict[str
         arguments[at] = call.outputs[k]
     if call.tape is not None:
         numbers = {name: Origin("scalars", k) for k, name in enumerate(call.p.scalars)}
-        sources = [(at, call.given[name]) for at, name in record.tensors if name in call.given]
+        sources = [(at, call.origins[name]) for at, name in record.tensors if name in call.origins]
         sources += [(at, numbers[name]) for at, name in record.scalars]
         call.tape.launch(record.runner, arguments, sources)
     record.runner.run(*arguments)

@@ -79,10 +79,10 @@ class Tape:
         self.device, self.outputs = tensors[0].device, outputs
         self.whole, self.name = True, ""
         self.counts = {"tensors": len(tensors), "outputs": len(outputs), "scalars": scalars}
-        self.scratch: list[Tensor] = []  # held until the recipe is made, so that none takes the place of another
+        self.scratch: list[Any] = []  # held until the recipe is made, so that none takes the place of another
         self.zeroed: list[int] = []
-        self.sums: list[tuple[Source, int]] = []
-        self.made: list[tuple[int, Callable]] = []
+        self.sums: dict[int, int] = {}  # output by number of scratch
+        self.made: dict[int, Callable[[list[Tensor]], Any]] = {}
         self.launches: list[tuple[Runner, list[Source]]] = []
         self.texts: tuple[str, ...] = ()
         self.constants: list[Any] = []
@@ -94,10 +94,9 @@ class Tape:
         self.launches.append((runner, words))
 
     def source(self, x: Any) -> Source:
-        """The origin of what the call did not get: its outputs, memory that it made, constants."""
-        if not isinstance(x, Tensor):
-            self.constants.append(x)
-            return Source("constants", len(self.constants) - 1)
+        """The origin of what the call did not get: constants, its outputs, and what it made."""
+        if x is None or isinstance(x, (int, float, str)):
+            return self.constant(x)
         for of, known in (("outputs", self.outputs), ("scratch", self.scratch)):
             for k, t in enumerate(known):
                 if t is x:
@@ -105,62 +104,72 @@ class Tape:
         self.scratch.append(x)
         return Source("scratch", len(self.scratch) - 1)
 
+    def constant(self, x: Any) -> Source:
+        self.constants.append(x)
+        return Source("constants", len(self.constants) - 1)
+
     def ran(self, name: str, texts: tuple[str, ...]) -> None:
         """The call is over: what explain says of it."""
         self.name, self.texts = name, texts
 
-    def computed(self, x: Tensor, again: Callable[[list[Tensor]], Tensor]) -> None:
-        """Torch computed this from the call's tensors; again(tensors) does so for another call."""
-        self.made.append((self.source(x).number, again))
+    def computed(self, x: Any, again: Callable[[list[Tensor]], Any]) -> None:
+        """An argument that was made from the call's tensors, by no kernel; again(tensors) does so for another call."""
+        self.made[self.source(x).number] = again
 
     def sum_of(self, parts: Tensor, output: int) -> None:
         """An output is the sum of what programs kept apart."""
-        self.sums.append((self.source(parts), output))
+        self.sums[self.source(parts).number] = output
 
     def keep(self, key: tuple) -> None:
         """Make the recipe; a call that was more than launches has none."""
-        if self.whole:
+        known = [isinstance(x, Tensor) and not x.storage_offset() or k in self.made for k, x in enumerate(self.scratch)]
+        if self.whole and all(known):
             KEPT[key] = Recipe(key[0], self)
 
 
 class Recipe:
     """A call to repeat.
 
-    Each launch picks its arguments from one list: the tensors' addresses, those of outputs, parts and scratch, scalars,
-    the stream, constants. Where a launch takes no addresses, the list holds the tensors. parts: what programs kept
-    apart, whose sum is an output; made: what torch computes of the relation before the launches.
+    Each launch picks its arguments from one list: addresses of the call's tensors, of outputs and of what it makes,
+    scalars, the stream, constants; then, where a launch takes no addresses, the tensors again. What a call makes is,
+    in this order, the parts whose sum is an output, what is computed, and the memory between kernels.
     """
 
     def __init__(self, program: str, tape: Tape) -> None:
         self.device, self.note = tape.device, passes.Run(program)
         self.note.visit, self.note.sources = tape.name, tape.texts
         self.note.names = {"verify", "check", tape.name}
-        of_sums = [source.number for source, _ in tape.sums]
-        made = [k for k, _ in tape.made]
-        between = [k for k in range(len(tape.scratch)) if k not in of_sums and k not in made]
+        between = [k for k in range(len(tape.scratch)) if k not in tape.sums and k not in tape.made]
         self.outputs = tuple([form_of(t) for t in tape.outputs])
-        self.parts = tuple([form_of(tape.scratch[k]) for k in of_sums])
-        self.scratch = tuple([form_of(tape.scratch[k]) for k in between])
+        self.parts = tuple([form_of(tape.scratch[k]) for k in tape.sums])
+        self.between = tuple([form_of(tape.scratch[k]) for k in between])
         self.bytes, self.offsets = _placed([tape.scratch[k] for k in between])
-        self.sums, self.zeroed = tuple([k for _, k in tape.sums]), tuple(tape.zeroed)
+        self.sums, self.computed = tuple(tape.sums.values()), tuple(tape.made.values())
+        self.zeroed = tuple(tape.zeroed)
         self.bare = all([runner.bare is not None for runner, _ in tape.launches])
-        self.made = tuple([again for _, again in tape.made])
-        self.steps = self._steps(tape, [*of_sums, *made, *between])
+        self.steps = self._steps(tape, [*tape.sums, *tape.made, *between])
         self.constants = tuple(tape.constants)
 
-    def _steps(self, tape: Tape, order: list[int]) -> tuple[tuple[Callable, Callable], ...]:
-        """What launches, and what picks its arguments. order: the memory that the call made, as the list has it."""
-        counts = {**tape.counts, "scratch": len(order), "stream": 1, "constants": 0}
-        at, places = 0, {}
-        for of in ("tensors", "outputs", "scratch", "scalars", "stream", "constants"):
-            places[of], at = at, at + counts[of]
-        steps: list[tuple[Callable, Callable]] = []
+    @staticmethod
+    def _steps(tape: Tape, made: list[int]) -> tuple[tuple[Callable, Callable], ...]:
+        """What launches, and what picks its arguments. made: numbers of scratch, as the list has them."""
+        launches = []
         for runner, words in tape.launches:
             run = runner.run
-            if self.bare and runner.bare is not None:
+            if runner.bare is not None:
                 run, before, after = runner.bare
-                words = [*map(tape.source, before), Source("stream"), *map(tape.source, after), *words]
-            picked = [places[of] + (order.index(k) if of == "scratch" else k) for of, k in words]
+                words = [*map(tape.constant, before), Source("stream"), *map(tape.constant, after), *words]
+            launches.append((run, words, runner.bare is not None))
+        counts = {**tape.counts, "scratch": len(made), "stream": 1, "constants": len(tape.constants)}
+        addresses, tensors, at = {}, {}, 0
+        for of in ("tensors", "outputs", "scratch", "scalars", "stream", "constants"):
+            addresses[of], at = at, at + counts[of]
+        for of in ("tensors", "outputs", "scratch"):
+            tensors[of], at = at, at + counts[of]
+        steps: list[tuple[Callable, Callable]] = []
+        for run, words, bare in launches:
+            first = addresses if bare else {**addresses, **tensors}
+            picked = [first[of] + (made.index(k) if of == "scratch" else k) for of, k in words]
             steps.append((run, operator.itemgetter(*picked)))
         return tuple(steps)
 
@@ -178,35 +187,39 @@ class Recipe:
         outputs = [empty(*form) for form in self.outputs]
         for k in self.zeroed:
             outputs[k].zero_()
-        parts = [empty(*form) for form in self.parts]
-        parts += [again(tensors) for again in self.made]
-        pool: list[Any]
+        made = [empty(*form) for form in self.parts]
+        made += [again(tensors) for again in self.computed]
+        pool = addresses
+        pool += [t.data_ptr() for t in outputs]
         if self.bare:
-            # whatever lies between kernels is one block, held until they are queued
+            # what lies between kernels is one block, held until they are queued
+            pool += [t.data_ptr() for t in made]
             held = empty((self.bytes,), (1,), torch.uint8) if self.bytes else None
             first = 0 if held is None else held.data_ptr()
-            pool = addresses
-            pool += [t.data_ptr() for t in outputs]
-            pool += [t.data_ptr() for t in parts]
             pool += [first + x for x in self.offsets]
-            pool += scalars
-            pool.append(0 if self.device.index is None else torch._C._cuda_getCurrentRawStream(self.device.index))
-            pool += self.constants
         else:
-            made = [empty(*form) for form in self.scratch]
-            pool = [*tensors, *outputs, *parts, *made, *scalars, None, *self.constants]
+            made += [empty(*form) for form in self.between]
+            pool += [x.data_ptr() if isinstance(x, Tensor) else 0 for x in made]
+        pool += scalars
+        pool.append(0 if self.device.index is None else torch._C._cuda_getCurrentRawStream(self.device.index))
+        pool += self.constants
+        if not self.bare:
+            pool += [*tensors, *outputs, *made]
         for launch, arguments in self.steps:
             launch(*arguments(pool))
-        for x, k in zip(parts, self.sums):
-            y = outputs[k]
-            if x.dtype == y.dtype and x.shape[1:] == y.shape:
-                torch.sum(x, 0, out=y)
-            else:
-                y.copy_(x.sum(0))
+        for x, k in zip(made, self.sums):
+            _sum(x, outputs[k])
         return outputs
 
     def filled(self, shape: tuple, strides: tuple, dtype: torch.dtype) -> Tensor:
         return torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
+
+
+def _sum(parts: Tensor, out: Tensor) -> None:
+    if parts.dtype == out.dtype and parts.shape[1:] == out.shape:
+        torch.sum(parts, 0, out=out)
+    else:
+        out.copy_(parts.sum(0))
 
 
 def _placed(scratch: list[Tensor]) -> tuple[int, tuple[int, ...]]:
