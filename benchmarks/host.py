@@ -78,7 +78,7 @@ def mocked_launches() -> Iterator[None]:
     def runner(text: str, values: list, plan: Any, grid: tuple, device: Any) -> kernels.Runner:
         return kernels.Runner(lambda *words: None, 0, None, bare(None, grid[0]))
 
-    def made(source: Any, plan: Any, tensors: dict, constants: dict, sizes: dict, device: Any) -> launch_rows.Call:
+    def made(source: Any, plan: Any, tensors: dict, constants: dict, sizes: dict, device: Any, *_: Any) -> Any:
         values, changing = launch_rows.arguments(source, plan, tensors, constants, sizes, device)
         return launch_rows.Call(lambda grid, values: None, [None] * len(values), changing, 0, "nothing")
 

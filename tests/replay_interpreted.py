@@ -75,8 +75,8 @@ def launched(request, monkeypatch):
             found = runner(text, values, plan, grid, device)
             return found._replace(bare=kernels.Bare(by_address(found.run, values), (grid[0], 1, 1), ("words",)))
 
-        def with_kernel(source, plan, tensors, constants, sizes, device):
-            found = made(source, plan, tensors, constants, sizes, device)
+        def with_kernel(source, plan, tensors, constants, sizes, device, *more):
+            found = made(source, plan, tensors, constants, sizes, device, *more)
             values, _ = launch_rows.arguments(source, plan, tensors, constants, sizes, device)
             return dataclasses.replace(found, kernel=(found.run, values))
 
