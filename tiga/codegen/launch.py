@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 
 from tiga import passes
-from tiga.codegen import tuning
+from tiga.codegen import bounds, tuning
 from tiga.codegen.emit_nodes import Parameter, RowEmitter, Source, states
 from tiga.codegen.emit_tiles import Emitter
 from tiga.codegen.kernels import Runner, float32_setting, keep, multiprocessors, precision, runner
 from tiga.codegen.lists_pruned import LIST, list_name, list_rows, list_value, the_map
 from tiga.codegen.plan import MERGE, Plan, plans
 from tiga.codegen.plan_pruned import plans_of
+from tiga.codegen.replay import Source as Origin
+from tiga.codegen.replay import Tape
 from tiga.codegen.tiles import Axes, Refused, Work
 from tiga.program import Program, evaluate_size
 
@@ -78,12 +80,14 @@ class Call:
         ints: tuple,
         scalars: Any,
         outputs: list[Tensor],
+        tape: Tape | None = None,
     ) -> None:
-        self.p, self.ints, self.outputs = p, ints, outputs
+        self.p, self.ints, self.outputs, self.tape = p, ints, outputs, tape
         self.tensors: dict[str, Tensor] = {o.ref: t for o, t in zip(p.operands, tensors)}
         self.relation = tuple(tensors[len(p.operands) :])
         self.tensors.update({f"relation{k}": t for k, t in enumerate(self.relation)})
         self.scalars = dict(zip(p.scalars, scalars))
+        self.origins = {name: Origin("tensors", k) for k, name in enumerate(self.tensors)}  # until launches make more
         self.device = tensors[0].device
         self.num_dst, self.num_src = (ints[1], ints[0]) if p.reverse else (ints[0], ints[1])
         shapes = tuple([t.shape for t in tensors])
@@ -140,7 +144,9 @@ def launch(ready: Prepared, call: Call, spans: Callable[[Prepared, Call, int], d
     if steps is None or (not steps.timed and tuning.tuning(call.device)):
         if len(known) >= _MOST_RECORDS:
             known.clear()
+        tape, call.tape = call.tape, None  # launches to time plans by are no part of the call
         steps = known[call.key] = _Launch(ready, call, spans).steps()
+        call.tape = tape
         for record in steps.records:
             keep(record.text, record.runner.compiled)
     _execute(steps, ready, call, spans)
@@ -164,6 +170,8 @@ def _run(record: Record, ready: Prepared, call: Call, spans: Any, told: dict[str
         if name[0] == "&":
             if name not in told:
                 told.update(spans(ready, call, arguments[at]))
+                if call.tape is not None:
+                    call.tape.computed(told[name], again(spans, ready, call, name, arguments[at]))
             arguments[at] = told[name]
         else:
             arguments[at] = call.tensors[name]
@@ -171,7 +179,18 @@ def _run(record: Record, ready: Prepared, call: Call, spans: Any, told: dict[str
         arguments[at] = call.scalars[name]
     for at, k in record.outputs:
         arguments[at] = call.outputs[k]
+    if call.tape is not None:
+        numbers = {name: Origin("scalars", k) for k, name in enumerate(call.p.scalars)}
+        sources = [(at, call.origins[name]) for at, name in record.tensors if name in call.origins]
+        sources += [(at, numbers[name]) for at, name in record.scalars]
+        call.tape.launch(record.runner, arguments, sources)
     record.runner.run(*arguments)
+
+
+def again(spans: Any, ready: Prepared, call: Call, name: str, block_m: int) -> Callable[[list[Tensor]], Tensor]:
+    """What computes a tensor of the relation for another call like this one."""
+    p, ints, scalars = call.p, call.ints, tuple(call.scalars.values())
+    return lambda tensors: spans(ready, Call(p, tensors, ints, scalars, []), block_m)[name]
 
 
 class _Launch:
@@ -242,6 +261,7 @@ class _Launch:
             stages = ("count", *stages)
         if self.lists:
             stages = ("list", *stages)
+        stages = (*bounds.stages(self.ready.span), *stages)
         self.states.clear()
         records = []
         for stage in stages:
@@ -278,9 +298,10 @@ class _Launch:
 
     def record(self, stage: str) -> Record | None:
         """The launch of one kernel; None where the plan does not fit."""
-        fixed = {"count": COUNT, "list": LIST}
+        fixed = {"count": COUNT, "list": LIST, **bounds.STAGES}
         source = fixed[stage] if stage in fixed else self.ready.source(stage)
         values, tensors, scalars, outputs = [], [], [], []
+        self.constants = self.numbers()
         made: dict[str, Any] = {}
         if stage not in ("merge", *fixed) and self.ready.span != "nodes":
             made = self.spans(self.ready, self.call, self.plan.block_m)
@@ -296,6 +317,8 @@ class _Launch:
                 tensors.append((at, "table " + self.work.tables[q.of[0]].ref))
             elif q.kind in BLOCKS:
                 tensors.append((at, self.block_tensor(q.kind)))
+            elif q.kind in bounds.TENSORS:
+                tensors.append((at, bounds.tensor(q.kind, self.ready.span)))
             elif q.kind == "scalar":
                 scalars.append((at, q.of[0]))
             elif q.kind == "output":
@@ -310,6 +333,8 @@ class _Launch:
         grid = ((self.tiles() if stage != "merge" else -(-self.items // self.plan.block_m)) * self.heads,)
         if stage == "list":
             grid = (list_rows(self.work, self.call.tensors),)
+        if stage in bounds.STAGES:
+            grid = (bounds.programs(stage, self.call.ints, self.plan.block_m),)
         grid = (1,) if stage == "count" else (grid[0] * self.splits,) if stage == "part" else grid
         found = runner(source.text, values, self.plan, grid, self.call.device)
         if found is None:
@@ -345,6 +370,8 @@ class _Launch:
             return list_value(self, kind)
         if kind[:5] == "table":
             return self.table(kind, *of)
+        if kind in bounds.KINDS:
+            return bounds.value(self, kind)
         if kind in BLOCKS:
             name = self.block_tensor(kind)
             return call.tensors[name] if name in call.tensors else self.made_state(name, self.blocks() + 3, torch.int32)
@@ -352,7 +379,11 @@ class _Launch:
             return call.size(of[0])
         if kind == "block":
             return self.padded[of[0]]
-        fixed = {
+        return self.constants[kind] if kind in self.constants else made["&" + kind + str(self.plan.block_m)]
+
+    def numbers(self) -> dict[str, Any]:
+        """Arguments of a stage that are the same whatever they are of."""
+        return {
             "num_own": self.own,
             "num_other": self.other,
             "num_heads": self.heads,
@@ -367,7 +398,6 @@ class _Launch:
             "PRECISION": self.precision,
             "EARLY": getattr(self.plan, "early", False),
         }
-        return fixed[kind] if kind in fixed else made["&" + kind + str(self.plan.block_m)]
 
     def output(self, of: tuple) -> Any:
         outputs = {"node": self.work.outputs, "edge": self.work.edge_outputs, "map": self.work.maps}

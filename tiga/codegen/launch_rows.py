@@ -17,8 +17,10 @@ from torch import Tensor
 
 from tiga import passes
 from tiga.codegen.emit_rows import Emitter, Source
-from tiga.codegen.kernels import compiled, float32_setting, keep, load, multiprocessors, precision
+from tiga.codegen.kernels import Runner, bare, compiled, float32_setting, keep, load, multiprocessors, precision
 from tiga.codegen.plan_rows import Bucket, Plan, bucket, plans, programs
+from tiga.codegen.replay import Source as Origin
+from tiga.codegen.replay import Tape
 from tiga.codegen.rows import Analysis, Pass, Refused
 from tiga.preparation import Direction, directions, work_list
 from tiga.program import Program, evaluate_size
@@ -69,8 +71,17 @@ class Lists:
     """Both directions of a call's relation; what the graph was not prepared for is made when it is asked for."""
 
     def __init__(self, relation: tuple[Tensor, ...], ints: Sequence[int]) -> None:
-        self.ints, self.num_edges = ints, relation[1].shape[0]
+        self.ints, self.num_edges, self.count = ints, relation[1].shape[0], len(relation)
         self.found = directions(relation)
+
+    def places(self, work: Pass) -> dict[tuple, int] | None:
+        """Which of the relation's tensors a pass reads, by name; None where some of them are made in the call."""
+        numbers: Any = tuple(range(self.count))
+        direction = directions(numbers)[work.owner == "src"]
+        if direction is None or direction.items is None or work.scans:
+            return None
+        _, col, number, items, merges = direction
+        return dict(zip(_LISTS, (items, merges, col, col if number is None else number)))  # type: ignore[arg-type]
 
     def of(self, work: Pass) -> Listed:
         """The direction that a pass visits."""
@@ -91,6 +102,13 @@ class Lists:
         return Direction(rowptr, col, number, None, None)
 
 
+class Noted(NamedTuple):
+    """Where the tensors of a call that is noted come from, by name."""
+
+    tape: Tape
+    origins: dict[tuple, Origin]
+
+
 @dataclass(frozen=True)
 class Call:
     """A compiled kernel and its arguments; `changing`: (where, which) of those that every call gives anew."""
@@ -99,12 +117,22 @@ class Call:
     values: list
     changing: tuple[tuple[int, tuple], ...]
     spills: int = 0
+    kernel: Any = None
 
-    def __call__(self, grid: int, tensors: dict) -> None:
+    def __call__(self, grid: int, tensors: dict, noted: Noted | None = None) -> None:
         values = list(self.values)
         for at, name in self.changing:
             values[at] = tensors[name]
+        if noted is not None:
+            tape, origins = noted
+            sources = [(at, origins[name]) for at, name in self.changing if name in origins]
+            tape.launch(self.runner(grid), values, sources)
         self.run(grid, values)
+
+    def runner(self, grid: int) -> Runner:
+        """What launches so many programs."""
+        address = None if self.kernel is None else bare(self.kernel, grid)
+        return Runner(lambda *values: self.run(grid, list(values)), self.spills, self.kernel, address)
 
 
 @dataclass(frozen=True)
@@ -138,7 +166,9 @@ def layout_key(p: Program, tensors: Sequence[Tensor], shapes: tuple, lists: List
     return (*key, *[t.dtype for t in tensors[len(p.operands) :]])
 
 
-def launch(p: Program, ready: Prepared, tensors: dict, shapes: tuple, graph: Listed, key: tuple) -> None:
+def launch(
+    p: Program, ready: Prepared, tensors: dict, shapes: tuple, graph: Listed, key: tuple, noted: Noted | None = None
+) -> None:
     """Run one pass; partial sums of its sums over all edges are left in tensors["parts", ref]."""
     items, merges, col, number, num_own, num_far = graph
     num_items, num_merges, num_edges, device = items.shape[0], merges.shape[0], col.shape[0], col.device
@@ -162,9 +192,9 @@ def launch(p: Program, ready: Prepared, tensors: dict, shapes: tuple, graph: Lis
     for name, shape, dtype in record.parts:
         tensors[name] = torch.empty((grid, *shape), dtype=dtype, device=device)
     with current(device):
-        record.main(grid, tensors)
+        record.main(grid, tensors, noted)
         if record.merge is not None:
-            record.merge(num_merges, tensors)
+            record.merge(num_merges, tensors, noted)
 
 
 _LISTS = tuple([("list", name) for name in ("items", "merges", "col", "number_of")])
@@ -269,7 +299,7 @@ def made(source: Source, plan: Plan, tensors: dict, constants: dict, sizes: dict
     if kernel is None:
         return None
     keep(source.text, kernel)
-    return Call(lambda grid, values: kernel[grid, 1, 1](*values), kept, changing, kernel.n_spills)
+    return Call(lambda grid, values: kernel[grid, 1, 1](*values), kept, changing, kernel.n_spills, kernel)
 
 
 def arguments(
