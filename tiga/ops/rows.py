@@ -67,13 +67,16 @@ def run(
     if plan.reason:
         return plan.reason
     try:
-        _Rows(p, tensors, ints, scalars, outputs, plan).run()
+        Rows(p, tensors, ints, scalars, outputs, plan).run()
     except Refused as e:
         return str(e)
+    passes.launched("launch-rows", plan.texts)
     return ""
 
 
-class _Rows(Nodes):
+class Rows(Nodes):
+    """One call: its values as far as they are known, by name."""
+
     def __init__(self, p: Program, tensors: Any, ints: Any, scalars: Any, outputs: list[Tensor], plan: Planned) -> None:
         self.p, self.ints, self.outputs, self.plan = p, ints, outputs, plan
         self.num_dst, self.num_src = ints[:2]
@@ -85,14 +88,17 @@ class _Rows(Nodes):
         self.numbers = dict(zip(p.scalars, scalars))
         self.whole = Whole(self.num_dst)
         self.lists = Lists(tuple(tensors[count:]), ints)
-        self.key = layout_key(p, tensors, self.shapes, self.lists)
+        self.given = tensors
+
+    @functools.cached_property
+    def key(self) -> tuple:
+        return layout_key(self.p, self.given, self.shapes, self.lists)
 
     def run(self) -> None:
         for line in self.plan.early:
             self.node(line)
         for k in self.plan.passes:
             self.edges(k)
-        passes.launched("launch-rows", self.plan.texts)
         for line in self.plan.late:
             self.node(line)
         for at, (out, ref) in enumerate(zip(self.outputs, self.p.returns)):
@@ -113,12 +119,15 @@ class _Rows(Nodes):
         for ref in work.stored:
             # an edge that no row holds is visited by nobody
             tensors["out", ref] = self.outputs[filled[ref]].zero_()
-        launch(p, ready, tensors, self.shapes, self.lists.of(work), self.key)
+        self.start(ready, tensors)
         for f in work.shared:
             parts = tensors.get(("parts", f.outs[0]))
             self.fields[f.outs[0]] = self.zeros(f.outs[0]) if parts is None else parts.sum(0)
         for ref in (*work.results, *work.stored):
             (self.here if p.types[ref].place == "dst" else self.fields)[ref] = tensors["out", ref]
+
+    def start(self, ready: Prepared, tensors: dict) -> None:
+        launch(self.p, ready, tensors, self.shapes, self.lists.of(ready.work), self.key)
 
     def memory(self, ref: str) -> Tensor:
         t = self.p.types[ref]

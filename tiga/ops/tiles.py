@@ -52,13 +52,17 @@ def run(
         tensors = [t.contiguous() if t.dtype == torch.uint8 else t for t in tensors]
     call = Call(p, tensors, tuple(ints), scalars, outputs)
     try:
-        _run(plan, kernels, call, tensors, scalars)
+        ran = visit(plan, kernels, call, tensors, scalars)
     except Refused as e:
         return str(e)
+    passes.launched("launch-tiles", ran)
     return ""
 
 
-def _run(plan: Tiles, kernels: tuple[Prepared, ...], call: Call, tensors: Any, scalars: Any) -> None:
+def visit(
+    plan: Tiles, kernels: tuple[Prepared, ...], call: Call, tensors: Any, scalars: Any, start: Any = launch
+) -> tuple[str, ...]:
+    """Fill the outputs of a call; the texts that ran. start: what is done with one work."""
     p = call.p
     by_torch = None
     if plan.early or plan.late or any(r not in _results(kernels) for r in range(len(p.returns))):
@@ -71,8 +75,7 @@ def _run(plan: Tiles, kernels: tuple[Prepared, ...], call: Call, tensors: Any, s
         for o in ready.work.outputs:
             if o.result is None:
                 call.tensors[o.ref] = _buffer(call, ready, o)
-        ran += launch(ready, call, spans)
-    passes.launched("launch-tiles", ran)
+        ran += start(ready, call, spans)
     if by_torch is not None:
         by_torch.take({o.ref: call.tensors[o.ref] for k in kernels for o in k.work.outputs if o.result is None})
         for ready in kernels:
@@ -84,6 +87,7 @@ def _run(plan: Tiles, kernels: tuple[Prepared, ...], call: Call, tensors: Any, s
             if k not in _results(kernels):
                 x = by_torch.value(ref, by_torch.whole)
                 out.copy_(x.expand(out.shape) if x.dim() == out.dim() else x)
+    return ran
 
 
 @functools.lru_cache(4096)
@@ -163,7 +167,7 @@ def spans(ready: Prepared, call: Call, block_m: int) -> dict[str, Any]:
         assert band is not None
         # beyond any pair, and within int32, which keeps a mask in half the registers
         far = ints[0] + ints[1] + 1
-        low, high = (max(-far, min(far, x)) for x in band(ints))
+        low, high = (relations.largest(-far, relations.least(far, x)) for x in band(ints))
         found["low"], found["high"] = (low, high) if rows else (-high, -low)
     elif ready.span != "blocks":
         every = relations.row_intervals(p.kind, ints, call.relation, 0, ints[0], call.device)
