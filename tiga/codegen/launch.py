@@ -173,7 +173,7 @@ def _run(record: Record, ready: Prepared, call: Call, spans: Any, told: dict[str
 
 
 class Launch:
-    """Prepares the launches of one work for sizes and strides not seen before. make: what makes a runner of a kernel."""
+    """Prepares the launches of one work for sizes and strides not seen before. make: what gives a runner."""
 
     def __init__(
         self, ready: Prepared, call: Call, spans: Any, make: Callable[..., Runner | None] | None = None

@@ -40,14 +40,17 @@ class Hints:
     def numbers(self, many: Sequence[Any]) -> tuple:
         return tuple([self.number(n) for n in many])
 
+    def tensors(self, many: Sequence[Any]) -> list[Any]:
+        return [self.tensor(t) for t in many]
+
     def tensor(self, t: Any) -> Any:
+        """The example of a tensor, or of a number."""
         if not isinstance(t, Tensor):
             return self.number(t)
         if id(t) not in self.known:
             with self.alone():
-                like = torch.empty_strided(
-                    self.numbers(t.shape), self.numbers(t.stride()), dtype=t.dtype, device=t.device
-                )
+                sizes, strides = self.numbers(t.shape), self.numbers(t.stride())
+                like = torch.empty_strided(sizes, strides, dtype=t.dtype, device=t.device)
             self.known[id(t)] = (t, like)
         return self.known[id(t)][1]
 
@@ -122,15 +125,9 @@ class Writer:
         TracedRows(self, tensors, ints, scalars, outputs, planned).run()
 
     def tile_work(self, ready: Any, call: Any, spans: Any) -> tuple[str, ...]:
-        many = self.hints.tensor
-        like = launch.Call(
-            self.p,
-            [many(t) for t in call.given],
-            self.hints.numbers(call.ints),
-            call.scalars,
-            [many(t) for t in call.outputs],
-        )
-        like.tensors.update({name: many(t) for name, t in call.tensors.items()})
+        many = self.hints.tensors
+        like = launch.Call(self.p, many(call.given), tuple(many(call.ints)), call.scalars, many(call.outputs))
+        like.tensors.update(zip(call.tensors, many(list(call.tensors.values()))))
         with self.hints.alone():
             first = launch.Launch(ready, like, spans, runner_for)
             steps = first.steps()
@@ -156,10 +153,9 @@ class TracedRows(rows.Rows):
         if num_items == 0:
             return
         slots = launch_rows.listed(tensors, graph)
-        wide = any(
-            [bool(t.shape[0] * t.stride(0) >= launch_rows.FAR_AWAY) for t in [tensors[x] for x in ready.gathered]]
-        )
-        like = launch_rows.Listed(*[hints.tensor(x) for x in graph])
+        reach = [tensors[name].shape[0] * tensors[name].stride(0) for name in ready.gathered]
+        wide = any([bool(elements >= launch_rows.FAR_AWAY) for elements in reach])
+        like = launch_rows.Listed(*hints.tensors(graph))
         if isinstance(graph.merges.shape[0], torch.SymInt) and like.merges.shape[0] == 0:
             with hints.alone():  # there may be some
                 like = like._replace(merges=like.merges.new_empty(1, 3))

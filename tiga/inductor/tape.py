@@ -80,7 +80,7 @@ class Tape(TorchDispatchMode):
         return [step for step in self.steps if isinstance(step, Kernel)]
 
     def replay(self, given: dict[int, Any]) -> dict[int, Any]:
-        """Every step as nodes of the compiler; what stands for each tensor there, by its id, of those given at first."""
+        """Every step as nodes of the compiler. given, and what comes out: what stands for a tensor there, by its id."""
         graph, boxes = torch.fx.Graph(), dict(given)
         nodes = {at: graph.placeholder(f"given{k}") for k, at in enumerate(given)}
         V.graph.env.update({nodes[at]: box for at, box in given.items()})
@@ -90,7 +90,7 @@ class Tape(TorchDispatchMode):
                 return tensors[id(x)]
             return x.node.expr if isinstance(x, torch.SymInt) else x
 
-        written = []
+        written: list[tuple[torch.fx.Node, Operation | Kernel]] = []
         for step in self.steps:
             if isinstance(step, Kernel):  # a reader of its tensors
                 args = tuple([nodes[id(x)] for x in step.values if isinstance(x, Tensor)])
