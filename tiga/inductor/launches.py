@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tiga.codegen import launch, launch_rows
-from tiga.codegen.kernels import Runner, compiled, keep, load, multiprocessors
+from tiga.codegen.kernels import Runner, compiled, keep, multiprocessors, runner
 from tiga.codegen.plan_rows import programs
 from tiga.inductor.meanings import Unfit
 from tiga.inductor.tape import Tape
@@ -73,11 +73,10 @@ def compiled_for(text: str, fn: Any, values: Sequence[Any], plan: Any, device: A
 
 
 def runner_for(text: str, values: list[Any], plan: Any, grid: tuple, device: torch.device) -> Runner | None:
-    made = compiled_for(text, load(text), values, plan, device)
-    if made is None:
-        return None
-    keep(text, made)
-    return Runner(lambda *arguments: None, made.n_spills, made)
+    made = runner(text, addressed(values), plan, grid, device)
+    if made is not None:
+        keep(text, made.compiled)
+    return made
 
 
 class Traced(launch.Launch):

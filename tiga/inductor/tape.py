@@ -6,6 +6,7 @@ kernel is told are those tensors, numbers that may be symbols, and constants.
 
 from __future__ import annotations
 
+import inspect
 import operator
 from typing import Any, NamedTuple
 
@@ -71,9 +72,8 @@ class Tape(TorchDispatchMode):
 
     def kernel(self, text: str, values: list[Any], plan: Geometry, grid: Any) -> None:
         """A launch: values that are constants of the kernel are numbers that the graph is guarded by."""
-        values = [
-            int(x) if k.is_constexpr and isinstance(x, torch.SymInt) else x for k, x in zip(load(text).params, values)
-        ]
+        parameters = inspect.signature(load(text).fn).parameters.values()
+        values = [int(x) if _is_constant(k) and isinstance(x, torch.SymInt) else x for k, x in zip(parameters, values)]
         self.steps.append(Kernel(text, values, plan, grid))
 
     def kernels(self) -> list[Kernel]:
@@ -119,6 +119,10 @@ class Tape(TorchDispatchMode):
                     boxes[id(x)] = ir.ExternKernel.require_exact_strides(boxes[id(x)], strides)
             launch(step, [shown(x) for x in step.values], shown(step.grid))
         return boxes
+
+
+def _is_constant(parameter: inspect.Parameter) -> bool:
+    return "constexpr" in str(parameter.annotation)
 
 
 def launch(step: Kernel, values: list[Any], grid: Any) -> None:
