@@ -6,18 +6,23 @@ kernel is told are those tensors, numbers that may be symbols, and constants.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import operator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
+from torch._higher_order_ops import triton_kernel_wrap
 from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_mutation
 from torch._inductor import ir
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.dependencies import ReadWrites, StarDep
 from torch._inductor.lowering import lowerings
 from torch._inductor.virtualized import V
+from torch.utils._ordered_set import OrderedSet
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiga.codegen.kernels import Geometry, load
@@ -26,6 +31,7 @@ from tiga.inductor.meanings import Unfit
 aten = torch.ops.aten
 FILLS = (aten.copy_.default, aten.zero_.default, aten.fill_.Scalar)
 """What may change memory: of tensors that were made here, whole."""
+EMPTY = (aten.empty.memory_format, aten.empty_strided.default)
 
 
 class Operation(NamedTuple):
@@ -49,7 +55,8 @@ class Tape(TorchDispatchMode):
         super().__init__()
         self.steps: list[Operation | Kernel] = []
         self.table = select_decomp_table()
-        self.own: set[int] = set()  # tensors that were made here, by what no step lets go of
+        self.own: set[int] = set()  # tensors that were made here, by ids that are no other's while the steps live
+        self.memory: set[int] = set()  # of them and of their views, those that were made empty: kernels fill them
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -66,8 +73,11 @@ class Tape(TorchDispatchMode):
         made = func(*args, **kwargs)
         if any(isinstance(x, Tensor) for x in pytree.tree_leaves(made)):
             self.steps.append(Operation(func, args, kwargs, made))
+            found = [id(x) for x in pytree.tree_leaves(made)]
             if not func.is_view or (func is aten.alias.default and id(args[0]) in self.own):
-                self.own.update([id(x) for x in pytree.tree_leaves(made)])
+                self.own.update(found)
+            if func in EMPTY or (func.is_view and id(args[0]) in self.memory):
+                self.memory.update(found)
         return made
 
     def kernel(self, text: str, values: list[Any], plan: Geometry, grid: Any) -> None:
@@ -117,7 +127,8 @@ class Tape(TorchDispatchMode):
                 if isinstance(x, Tensor) and id(x) not in given:
                     strides = [shown(n) for n in x.stride()]
                     boxes[id(x)] = ir.ExternKernel.require_exact_strides(boxes[id(x)], strides)
-            launch(step, [shown(x) for x in step.values], shown(step.grid))
+            filled = [isinstance(x, Tensor) and id(x) in self.memory for x in step.values]
+            launch(step, [shown(x) for x in step.values], shown(step.grid), filled)
         return boxes
 
 
@@ -125,16 +136,36 @@ def _is_constant(parameter: inspect.Parameter) -> bool:
     return "constexpr" in str(parameter.annotation)
 
 
-def launch(step: Kernel, values: list[Any], grid: Any) -> None:
-    """A kernel of the compiler's code; its plan is the one configuration that is tried."""
+def launch(step: Kernel, values: list[Any], grid: Any, filled: list[bool]) -> None:
+    """A kernel of the compiler's code; its plan is the one configuration that is tried. filled: what it may change."""
     import triton
 
     fn = load(step.text)
     config = triton.Config({}, num_warps=step.plan.warps, num_stages=step.plan.stages)
-    lowerings[triton_kernel_wrapper_mutation](
-        kernel_idx=kernel_side_table.add_kernel(triton.autotune(configs=[config], key=[])(fn)),
-        constant_args_idx=kernel_side_table.add_constant_args({}),
-        grid=[(grid, 1, 1)],
-        tma_descriptor_metadata={},
-        kwargs=dict(zip(fn.arg_names, values)),
-    )
+    with _known([name for name, changes in zip(fn.arg_names, filled) if changes]):
+        lowerings[triton_kernel_wrapper_mutation](
+            kernel_idx=kernel_side_table.add_kernel(triton.autotune(configs=[config], key=[])(fn)),
+            constant_args_idx=kernel_side_table.add_constant_args({}),
+            grid=[(grid, 1, 1)],
+            tma_descriptor_metadata={},
+            kwargs=dict(zip(fn.arg_names, values)),
+        )
+
+
+@contextlib.contextmanager
+def _known(filled: list[str]) -> Iterator[None]:
+    """The compiler looks for the tensors that a kernel changes, and takes lists of rows for such: it is told instead."""
+    deps: OrderedSet[Any] = OrderedSet([StarDep(name) for name in filled])
+    # before torch 2.12, and since then
+    answers: dict[str, Any] = {"identify_mutated_tensors": filled}
+    if hasattr(triton_kernel_wrap, "TensorAccesses"):
+        accesses = ReadWrites(reads=deps, writes=deps, index_exprs=OrderedSet())
+        answers["identify_accessed_tensors"] = triton_kernel_wrap.TensorAccesses(accesses, can_fuse_epilogue=False)
+    asked = {name: getattr(triton_kernel_wrap, name) for name in answers if hasattr(triton_kernel_wrap, name)}
+    try:
+        for name in asked:
+            setattr(triton_kernel_wrap, name, lambda *arguments, name=name: answers[name])
+        yield
+    finally:
+        for name, function in asked.items():
+            setattr(triton_kernel_wrap, name, function)
