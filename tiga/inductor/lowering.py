@@ -51,7 +51,7 @@ def lower(program: str, tensors: Sequence[Any], ints: Sequence[Any], scalars: Se
         _say(p, f"left a call of the operator: {e}")
         return opaque(program, tensors, ints, scalars)
     boxes = tape.replay(boxes)
-    _say(p, f"{len(tape.kernels())} kernels are a part of the compiler's code")
+    _say(p, f"kernels in the compiler's own code: {len(tape.kernels())}")
     return [boxes[id(t)] for t in outputs]
 
 
