@@ -232,7 +232,7 @@ def test_another_edge_count_is_no_other_kernel(monkeypatch):
     made: list = []
     ran: list = []
 
-    def spy(source, plan, named, constants, sizes, device):
+    def spy(source, plan, named, constants, sizes, device, compiling):
         made.append(source)
         values, changing = launch_rows.arguments(source, plan, named, constants, sizes, device)
         return launch_rows.Call(lambda grid, values: ran.append(values), values, changing)

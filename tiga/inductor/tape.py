@@ -154,7 +154,7 @@ def launch(step: Kernel, values: list[Any], grid: Any, filled: list[bool]) -> No
 
 @contextlib.contextmanager
 def _known(filled: list[str]) -> Iterator[None]:
-    """The compiler looks for the tensors that a kernel changes, and takes lists of rows for such: it is told instead."""
+    """The compiler would look for the tensors that a kernel changes, and takes lists of rows for such: it is told."""
     deps: OrderedSet[Any] = OrderedSet([StarDep(name) for name in filled])
     # before torch 2.12, and since then
     answers: dict[str, Any] = {"identify_mutated_tensors": filled}
