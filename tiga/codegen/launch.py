@@ -90,13 +90,12 @@ class Call:
         self.origins = {name: Origin("tensors", k) for k, name in enumerate(self.tensors)}  # until launches make more
         self.device = tensors[0].device
         self.num_dst, self.num_src = (ints[1], ints[0]) if p.reverse else (ints[0], ints[1])
-        shapes = tuple([t.shape for t in tensors])
-        kinds = tuple([(t.stride(), t.dtype, t.data_ptr() & 15) for t in tensors])
-        self.key = (shapes, kinds, ints, self.device, float32_setting())
+        self.given, self.shapes = tensors, tuple([t.shape for t in tensors])
 
     @functools.cached_property
-    def shapes(self) -> tuple:
-        return self.key[0]
+    def key(self) -> tuple:
+        kinds = tuple([(t.stride(), t.dtype, t.data_ptr() & 15) for t in self.given])
+        return (self.shapes, kinds, self.ints, self.device, float32_setting())
 
     def size(self, size: Any) -> int:
         return evaluate_size(size, self.shapes, self.p.operands)
@@ -123,6 +122,7 @@ class Steps:
 
     records: tuple[Record, ...]
     states: tuple[tuple[str, tuple, torch.dtype], ...]
+    plan: Plan | None = None
     timed: bool = False
 
     @property
@@ -145,7 +145,7 @@ def launch(ready: Prepared, call: Call, spans: Callable[[Prepared, Call, int], d
         if len(known) >= _MOST_RECORDS:
             known.clear()
         tape, call.tape = call.tape, None  # launches to time plans by are no part of the call
-        steps = known[call.key] = _Launch(ready, call, spans).steps()
+        steps = known[call.key] = Launch(ready, call, spans).steps()
         call.tape = tape
         for record in steps.records:
             keep(record.text, record.runner.compiled)
@@ -193,11 +193,14 @@ def again(spans: Any, ready: Prepared, call: Call, name: str, block_m: int) -> C
     return lambda tensors: spans(ready, Call(p, tensors, ints, scalars, []), block_m)[name]
 
 
-class _Launch:
-    """Prepares the launches of one work for sizes and strides not seen before."""
+class Launch:
+    """Prepares the launches of one work for sizes and strides not seen before. make: what gives a runner."""
 
-    def __init__(self, ready: Prepared, call: Call, spans: Any) -> None:
+    def __init__(
+        self, ready: Prepared, call: Call, spans: Any, make: Callable[..., Runner | None] | None = None
+    ) -> None:
         self.ready, self.call, self.spans, self.work = ready, call, spans, ready.work
+        self.make = runner if make is None else make
         work = ready.work
         self.sizes = {a: call.size(a) for a in work.axes}
         self.unit = self.sizes[work.packed] if work.packed is not None else 1
@@ -213,20 +216,12 @@ class _Launch:
     def steps(self) -> Steps:
         if self.items == 0 or self.heads == 0:
             return Steps((), ())
-        source = self.ready.source()
-        widths = [self.call.size(v) for v in source.vectors]
-        if max(widths, default=0) > WIDEST:
-            raise Refused(f"a vector of {max(widths)}, wider than {WIDEST}")
-        padded = {v: max(16, 1 << (w - 1).bit_length()) for v, w in zip(source.vectors, widths)}
-        itemsize = max(
-            [self.call.tensors[x.ref].element_size() for x in self.work.inputs if x.mode == "vector"], default=4
-        )
+        source, itemsize = self.ready.source(), self.widths()
+        padded = self.padded.values()
         sums = sum([f.field is not None for f in self.work.folds])
-        self.precision = precision(itemsize, self.call.device)
-        self.padded = padded
-        some = plans(max(padded.values(), default=16), itemsize, max(sums, 1), self.items)
+        some = plans(max(padded, default=16), itemsize, max(sums, 1), self.items)
         timed = self.work.tile is None and self.work.within is None and tuning.tuning(self.call.device)
-        some = self.tuned(source, some, (*padded.values(), itemsize), timed)
+        some = self.tuned(source, some, (*padded, itemsize), timed)
         best: Steps | None = None
         for plan in plans_of(self.work, some, itemsize, self.items):
             if best is not None and best.spilled <= FEW_SPILLED and plan.block_m * plan.block_n <= TINY:
@@ -238,8 +233,22 @@ class _Launch:
                 break
         if best is None:
             tiles = "" if self.work.tile is None else f" with prune_tile={self.work.tile}"
-            raise Refused(f"no plan fits vectors of {' and '.join(map(str, widths))}{tiles} on this device")
+            widths = [str(self.call.size(v)) for v in source.vectors]
+            raise Refused(f"no plan fits vectors of {' and '.join(widths)}{tiles} on this device")
         return dataclasses.replace(best, timed=timed)
+
+    def widths(self) -> int:
+        """Finds the padded widths of vectors, and how their products are made; gives the widest item of them."""
+        vectors = self.ready.source().vectors
+        widths = [int(self.call.size(v)) for v in vectors]
+        if max(widths, default=0) > WIDEST:
+            raise Refused(f"a vector of {max(widths)}, wider than {WIDEST}")
+        self.padded = {v: max(16, 1 << (w - 1).bit_length()) for v, w in zip(vectors, widths)}
+        itemsize = max(
+            [self.call.tensors[x.ref].element_size() for x in self.work.inputs if x.mode == "vector"], default=4
+        )
+        self.precision = precision(itemsize, self.call.device)
+        return itemsize
 
     def tuned(self, source: Source, some: list[Plan], words: tuple, timed: bool) -> list[Plan]:
         """The plans to try: first that which was the fastest, where it was looked for."""
@@ -270,7 +279,7 @@ class _Launch:
             if found is None:
                 return None
             records.append(found)
-        return Steps(tuple(records), tuple([(n, *x) for n, x in self.states.items()]))
+        return Steps(tuple(records), tuple([(n, *x) for n, x in self.states.items()]), plan)
 
     def tiles(self) -> int:
         """Tiles of owners; of blocks at most so many."""
@@ -336,7 +345,7 @@ class _Launch:
         if stage in bounds.STAGES:
             grid = (bounds.programs(stage, self.call.ints, self.plan.block_m),)
         grid = (1,) if stage == "count" else (grid[0] * self.splits,) if stage == "part" else grid
-        found = runner(source.text, values, self.plan, grid, self.call.device)
+        found = self.make(source.text, values, self.plan, grid, self.call.device)
         if found is None:
             return None
         for at, name in tensors:
