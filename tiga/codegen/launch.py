@@ -33,6 +33,8 @@ COUNT = Source(
     tuple([Parameter(x, x) for x in ("own_bounds", "prefix", "num_blocks", "num_own", "unit", "BLOCK_M", "BLOCK")]),
     (),
 )
+BETWEEN = ("spoiled", "ranges", "ordered")  # memory between the launches of the hopper skeleton
+_FIXED = {"count": COUNT, "list": LIST, **bounds.STAGES}
 WIDEST = 512  # of a vector that a tile holds whole
 GROUP = 32 << 20  # bytes of the other end's fields that heads visited at a time may have: what a cache keeps
 FEW_SPILLED = 64  # registers of a thread in memory, which cost less than
@@ -114,6 +116,7 @@ class Record:
     tensors: tuple[tuple[int, str], ...]  # (position, name)
     scalars: tuple[tuple[int, str], ...]
     outputs: tuple[tuple[int, int], ...]
+    descriptors: tuple[tuple[int, Callable[[Call], Any]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,7 @@ class Steps:
     states: tuple[tuple[str, tuple, torch.dtype], ...]
     plan: Plan | None = None
     timed: bool = False
+    noted: tuple[str, ...] = ()  # passes
 
     @property
     def spilled(self) -> int:
@@ -144,12 +148,19 @@ def launch(ready: Prepared, call: Call, spans: Callable[[Prepared, Call, int], d
     if steps is None or (not steps.timed and tuning.tuning(call.device)):
         if len(known) >= _MOST_RECORDS:
             known.clear()
+        from tiga.codegen.launch_hopper import hopper_steps  # which is built of what is defined here
+
         tape, call.tape = call.tape, None  # launches to time plans by are no part of the call
-        steps = known[call.key] = Launch(ready, call, spans).steps()
+        found = hopper_steps(ready, call, spans)
+        steps = known[call.key] = found if found is not None else Launch(ready, call, spans).steps()
         call.tape = tape
         for record in steps.records:
             keep(record.text, record.runner.compiled)
     _execute(steps, ready, call, spans)
+    for name in steps.noted:
+        passes.ran(name)
+        if call.tape is not None:
+            call.tape.noted.add(name)
     return steps.texts
 
 
@@ -179,6 +190,10 @@ def _run(record: Record, ready: Prepared, call: Call, spans: Any, told: dict[str
         arguments[at] = call.scalars[name]
     for at, k in record.outputs:
         arguments[at] = call.outputs[k]
+    for at, make in record.descriptors:
+        arguments[at] = make(call)
+        if call.tape is not None:
+            call.tape.computed(arguments[at], described(make, call))
     if call.tape is not None:
         numbers = {name: Origin("scalars", k) for k, name in enumerate(call.p.scalars)}
         sources = [(at, call.origins[name]) for at, name in record.tensors if name in call.origins]
@@ -191,6 +206,12 @@ def again(spans: Any, ready: Prepared, call: Call, name: str, block_m: int) -> C
     """What computes a tensor of the relation for another call like this one."""
     p, ints, scalars = call.p, call.ints, tuple(call.scalars.values())
     return lambda tensors: spans(ready, Call(p, tensors, ints, scalars, []), block_m)[name]
+
+
+def described(make: Any, call: Call) -> Callable[[list[Tensor]], Any]:
+    """What makes the descriptor of an operand for another call like this one."""
+    p, ints, scalars = call.p, call.ints, tuple(call.scalars.values())
+    return lambda tensors: make(Call(p, tensors, ints, scalars, []))
 
 
 class Launch:
@@ -307,12 +328,11 @@ class Launch:
 
     def record(self, stage: str) -> Record | None:
         """The launch of one kernel; None where the plan does not fit."""
-        fixed = {"count": COUNT, "list": LIST, **bounds.STAGES}
-        source = fixed[stage] if stage in fixed else self.ready.source(stage)
-        values, tensors, scalars, outputs = [], [], [], []
+        source = self.source(stage)
+        values, tensors, scalars, outputs, descriptors = [], [], [], [], []
         self.constants = self.numbers()
         made: dict[str, Any] = {}
-        if stage not in ("merge", *fixed) and self.ready.span != "nodes":
+        if stage not in ("merge", *_FIXED) and self.ready.span != "nodes":
             made = self.spans(self.ready, self.call, self.plan.block_m)
         for at, q in enumerate(source.parameters):
             value = self.value(q.kind, q.of, made)
@@ -330,6 +350,10 @@ class Launch:
                 tensors.append((at, bounds.tensor(q.kind, self.ready.span)))
             elif q.kind == "scalar":
                 scalars.append((at, q.of[0]))
+            elif q.kind in BETWEEN:
+                tensors.append((at, q.kind))
+            elif q.kind == "descriptor":
+                descriptors.append((at, self.descriptor(q.of[1])))
             elif q.kind == "output":
                 o = self.output(q.of)
                 if o.result is None:
@@ -339,20 +363,29 @@ class Launch:
             elif isinstance(value, Tensor):
                 tensors.append((at, "&" + q.kind + str(self.plan.block_m)))
             values.append(value)
-        grid = ((self.tiles() if stage != "merge" else -(-self.items // self.plan.block_m)) * self.heads,)
-        if stage == "list":
-            grid = (list_rows(self.work, self.call.tensors),)
-        if stage in bounds.STAGES:
-            grid = (bounds.programs(stage, self.call.ints, self.plan.block_m),)
-        grid = (1,) if stage == "count" else (grid[0] * self.splits,) if stage == "part" else grid
-        found = self.make(source.text, values, self.plan, grid, self.call.device)
+        found = self.make(source.text, values, self.plan, self.grid(stage), self.call.device)
         if found is None:
             return None
         for at, name in tensors:
             values[at] = self.plan.block_m if name[0] == "&" else None
-        for at, _ in outputs:
+        for at, _ in (*outputs, *descriptors):
             values[at] = None
-        return Record(source.text, found, tuple(values), tuple(tensors), tuple(scalars), tuple(outputs))
+        changing = (tensors, scalars, outputs, descriptors)
+        return Record(source.text, found, tuple(values), *[tuple(x) for x in changing])
+
+    def source(self, stage: str) -> Source:
+        return _FIXED[stage] if stage in _FIXED else self.ready.source(stage)
+
+    def grid(self, stage: str) -> tuple:
+        if stage in bounds.STAGES:
+            return (bounds.programs(stage, self.call.ints, self.plan.block_m),)
+        if stage in _FIXED:
+            return (list_rows(self.work, self.call.tensors) if stage == "list" else 1,)
+        tiles = self.tiles() if stage != "merge" else -(-self.items // self.plan.block_m)
+        return (tiles * self.heads * (self.splits if stage == "part" else 1),)
+
+    def descriptor(self, x: Any) -> Callable[[Call], Any]:
+        raise NotImplementedError
 
     def value(self, kind: str, of: tuple, made: dict) -> Any:
         call = self.call
