@@ -144,6 +144,17 @@ def launched(name: str, sources: tuple[str, ...]) -> None:
         run.visit, run.sources = name, sources
 
 
+def repeated(run: Run) -> None:
+    """A program was executed as it was before, in kernels: the note of then is that of now."""
+    for name in run.names - {"verify"}:
+        COUNTS[name] += 1
+    LOG.debug("%s: kernels launched: %d", run.visit, len(run.sources))
+    record = _here.record
+    if record is not None:
+        record.now = record.names  # the note is shared: nothing more is added to it
+        record.runs.append(run)
+
+
 def derived(name: str, program: str) -> None:
     """A program was derived from this one outside the module's own call, as backward does."""
     ran(name)

@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 
 from tiga import passes
-from tiga.codegen import tuning
+from tiga.codegen import bounds, tuning
 from tiga.codegen.emit_nodes import Parameter, RowEmitter, Source, states
 from tiga.codegen.emit_tiles import Emitter
 from tiga.codegen.kernels import Runner, float32_setting, keep, multiprocessors, precision, runner
 from tiga.codegen.lists_pruned import LIST, list_name, list_rows, list_value, the_map
 from tiga.codegen.plan import MERGE, Plan, plans
 from tiga.codegen.plan_pruned import plans_of
+from tiga.codegen.replay import Source as Origin
+from tiga.codegen.replay import Tape
 from tiga.codegen.tiles import Axes, Refused, Work
 from tiga.program import Program, evaluate_size
 
@@ -32,9 +34,11 @@ COUNT = Source(
     (),
 )
 BETWEEN = ("spoiled", "ranges", "ordered")  # memory between the launches of the hopper skeleton
-_FIXED = {"count": COUNT, "list": LIST}
+_FIXED = {"count": COUNT, "list": LIST, **bounds.STAGES}
 WIDEST = 512  # of a vector that a tile holds whole
 GROUP = 32 << 20  # bytes of the other end's fields that heads visited at a time may have: what a cache keeps
+FEW_SPILLED = 64  # registers of a thread in memory, which cost less than
+TINY = 256  # numbers of a tile
 _MOST_RECORDS = 4096
 
 
@@ -78,21 +82,22 @@ class Call:
         ints: tuple,
         scalars: Any,
         outputs: list[Tensor],
+        tape: Tape | None = None,
     ) -> None:
-        self.p, self.ints, self.outputs = p, ints, outputs
+        self.p, self.ints, self.outputs, self.tape = p, ints, outputs, tape
         self.tensors: dict[str, Tensor] = {o.ref: t for o, t in zip(p.operands, tensors)}
         self.relation = tuple(tensors[len(p.operands) :])
         self.tensors.update({f"relation{k}": t for k, t in enumerate(self.relation)})
         self.scalars = dict(zip(p.scalars, scalars))
+        self.origins = {name: Origin("tensors", k) for k, name in enumerate(self.tensors)}  # until launches make more
         self.device = tensors[0].device
         self.num_dst, self.num_src = (ints[1], ints[0]) if p.reverse else (ints[0], ints[1])
-        shapes = tuple([t.shape for t in tensors])
-        kinds = tuple([(t.stride(), t.dtype, t.data_ptr() & 15) for t in tensors])
-        self.key = (shapes, kinds, ints, self.device, float32_setting())
+        self.given, self.shapes = tensors, tuple([t.shape for t in tensors])
 
     @functools.cached_property
-    def shapes(self) -> tuple:
-        return self.key[0]
+    def key(self) -> tuple:
+        kinds = tuple([(t.stride(), t.dtype, t.data_ptr() & 15) for t in self.given])
+        return (self.shapes, kinds, self.ints, self.device, float32_setting())
 
     def size(self, size: Any) -> int:
         return evaluate_size(size, self.shapes, self.p.operands)
@@ -120,6 +125,7 @@ class Steps:
 
     records: tuple[Record, ...]
     states: tuple[tuple[str, tuple, torch.dtype], ...]
+    plan: Plan | None = None
     timed: bool = False
     noted: tuple[str, ...] = ()  # passes
 
@@ -144,13 +150,17 @@ def launch(ready: Prepared, call: Call, spans: Callable[[Prepared, Call, int], d
             known.clear()
         from tiga.codegen.launch_hopper import hopper_steps  # which is built of what is defined here
 
+        tape, call.tape = call.tape, None  # launches to time plans by are no part of the call
         found = hopper_steps(ready, call, spans)
         steps = known[call.key] = found if found is not None else Launch(ready, call, spans).steps()
+        call.tape = tape
         for record in steps.records:
             keep(record.text, record.runner.compiled)
     _execute(steps, ready, call, spans)
     for name in steps.noted:
         passes.ran(name)
+        if call.tape is not None:
+            call.tape.noted.add(name)
     return steps.texts
 
 
@@ -171,6 +181,8 @@ def _run(record: Record, ready: Prepared, call: Call, spans: Any, told: dict[str
         if name[0] == "&":
             if name not in told:
                 told.update(spans(ready, call, arguments[at]))
+                if call.tape is not None:
+                    call.tape.computed(told[name], again(spans, ready, call, name, arguments[at]))
             arguments[at] = told[name]
         else:
             arguments[at] = call.tensors[name]
@@ -180,14 +192,36 @@ def _run(record: Record, ready: Prepared, call: Call, spans: Any, told: dict[str
         arguments[at] = call.outputs[k]
     for at, make in record.descriptors:
         arguments[at] = make(call)
+        if call.tape is not None:
+            call.tape.computed(arguments[at], described(make, call))
+    if call.tape is not None:
+        numbers = {name: Origin("scalars", k) for k, name in enumerate(call.p.scalars)}
+        sources = [(at, call.origins[name]) for at, name in record.tensors if name in call.origins]
+        sources += [(at, numbers[name]) for at, name in record.scalars]
+        call.tape.launch(record.runner, arguments, sources)
     record.runner.run(*arguments)
 
 
-class Launch:
-    """Prepares the launches of one work for sizes and strides not seen before."""
+def again(spans: Any, ready: Prepared, call: Call, name: str, block_m: int) -> Callable[[list[Tensor]], Tensor]:
+    """What computes a tensor of the relation for another call like this one."""
+    p, ints, scalars = call.p, call.ints, tuple(call.scalars.values())
+    return lambda tensors: spans(ready, Call(p, tensors, ints, scalars, []), block_m)[name]
 
-    def __init__(self, ready: Prepared, call: Call, spans: Any) -> None:
+
+def described(make: Any, call: Call) -> Callable[[list[Tensor]], Any]:
+    """What makes the descriptor of an operand for another call like this one."""
+    p, ints, scalars = call.p, call.ints, tuple(call.scalars.values())
+    return lambda tensors: make(Call(p, tensors, ints, scalars, []))
+
+
+class Launch:
+    """Prepares the launches of one work for sizes and strides not seen before. make: what gives a runner."""
+
+    def __init__(
+        self, ready: Prepared, call: Call, spans: Any, make: Callable[..., Runner | None] | None = None
+    ) -> None:
         self.ready, self.call, self.spans, self.work = ready, call, spans, ready.work
+        self.make = runner if make is None else make
         work = ready.work
         self.sizes = {a: call.size(a) for a in work.axes}
         self.unit = self.sizes[work.packed] if work.packed is not None else 1
@@ -203,22 +237,16 @@ class Launch:
     def steps(self) -> Steps:
         if self.items == 0 or self.heads == 0:
             return Steps((), ())
-        source = self.ready.source()
-        widths = [self.call.size(v) for v in source.vectors]
-        if max(widths, default=0) > WIDEST:
-            raise Refused(f"a vector of {max(widths)}, wider than {WIDEST}")
-        padded = {v: max(16, 1 << (w - 1).bit_length()) for v, w in zip(source.vectors, widths)}
-        itemsize = max(
-            [self.call.tensors[x.ref].element_size() for x in self.work.inputs if x.mode == "vector"], default=4
-        )
+        source, itemsize = self.ready.source(), self.widths()
+        padded = self.padded.values()
         sums = sum([f.field is not None for f in self.work.folds])
-        self.precision = precision(itemsize, self.call.device)
-        self.padded = padded
-        some = plans(max(padded.values(), default=16), itemsize, max(sums, 1), self.items)
+        some = plans(max(padded, default=16), itemsize, max(sums, 1), self.items)
         timed = self.work.tile is None and self.work.within is None and tuning.tuning(self.call.device)
-        some = self.tuned(source, some, (*padded.values(), itemsize), timed)
+        some = self.tuned(source, some, (*padded, itemsize), timed)
         best: Steps | None = None
         for plan in plans_of(self.work, some, itemsize, self.items):
+            if best is not None and best.spilled <= FEW_SPILLED and plan.block_m * plan.block_n <= TINY:
+                break
             found = self.with_plan(plan)
             if found is not None and (best is None or found.spilled < best.spilled):
                 best = found
@@ -226,8 +254,22 @@ class Launch:
                 break
         if best is None:
             tiles = "" if self.work.tile is None else f" with prune_tile={self.work.tile}"
-            raise Refused(f"no plan fits vectors of {' and '.join(map(str, widths))}{tiles} on this device")
+            widths = [str(self.call.size(v)) for v in source.vectors]
+            raise Refused(f"no plan fits vectors of {' and '.join(widths)}{tiles} on this device")
         return dataclasses.replace(best, timed=timed)
+
+    def widths(self) -> int:
+        """Finds the padded widths of vectors, and how their products are made; gives the widest item of them."""
+        vectors = self.ready.source().vectors
+        widths = [int(self.call.size(v)) for v in vectors]
+        if max(widths, default=0) > WIDEST:
+            raise Refused(f"a vector of {max(widths)}, wider than {WIDEST}")
+        self.padded = {v: max(16, 1 << (w - 1).bit_length()) for v, w in zip(vectors, widths)}
+        itemsize = max(
+            [self.call.tensors[x.ref].element_size() for x in self.work.inputs if x.mode == "vector"], default=4
+        )
+        self.precision = precision(itemsize, self.call.device)
+        return itemsize
 
     def tuned(self, source: Source, some: list[Plan], words: tuple, timed: bool) -> list[Plan]:
         """The plans to try: first that which was the fastest, where it was looked for."""
@@ -249,6 +291,7 @@ class Launch:
             stages = ("count", *stages)
         if self.lists:
             stages = ("list", *stages)
+        stages = (*bounds.stages(self.ready.span), *stages)
         self.states.clear()
         records = []
         for stage in stages:
@@ -257,7 +300,7 @@ class Launch:
             if found is None:
                 return None
             records.append(found)
-        return Steps(tuple(records), tuple([(n, *x) for n, x in self.states.items()]))
+        return Steps(tuple(records), tuple([(n, *x) for n, x in self.states.items()]), plan)
 
     def tiles(self) -> int:
         """Tiles of owners; of blocks at most so many."""
@@ -287,6 +330,7 @@ class Launch:
         """The launch of one kernel; None where the plan does not fit."""
         source = self.source(stage)
         values, tensors, scalars, outputs, descriptors = [], [], [], [], []
+        self.constants = self.numbers()
         made: dict[str, Any] = {}
         if stage not in ("merge", *_FIXED) and self.ready.span != "nodes":
             made = self.spans(self.ready, self.call, self.plan.block_m)
@@ -302,6 +346,8 @@ class Launch:
                 tensors.append((at, "table " + self.work.tables[q.of[0]].ref))
             elif q.kind in BLOCKS:
                 tensors.append((at, self.block_tensor(q.kind)))
+            elif q.kind in bounds.TENSORS:
+                tensors.append((at, bounds.tensor(q.kind, self.ready.span)))
             elif q.kind == "scalar":
                 scalars.append((at, q.of[0]))
             elif q.kind in BETWEEN:
@@ -317,7 +363,7 @@ class Launch:
             elif isinstance(value, Tensor):
                 tensors.append((at, "&" + q.kind + str(self.plan.block_m)))
             values.append(value)
-        found = runner(source.text, values, self.plan, self.grid(stage), self.call.device)
+        found = self.make(source.text, values, self.plan, self.grid(stage), self.call.device)
         if found is None:
             return None
         for at, name in tensors:
@@ -331,6 +377,8 @@ class Launch:
         return _FIXED[stage] if stage in _FIXED else self.ready.source(stage)
 
     def grid(self, stage: str) -> tuple:
+        if stage in bounds.STAGES:
+            return (bounds.programs(stage, self.call.ints, self.plan.block_m),)
         if stage in _FIXED:
             return (list_rows(self.work, self.call.tensors) if stage == "list" else 1,)
         tiles = self.tiles() if stage != "merge" else -(-self.items // self.plan.block_m)
@@ -364,6 +412,8 @@ class Launch:
             return list_value(self, kind)
         if kind[:5] == "table":
             return self.table(kind, *of)
+        if kind in bounds.KINDS:
+            return bounds.value(self, kind)
         if kind in BLOCKS:
             name = self.block_tensor(kind)
             return call.tensors[name] if name in call.tensors else self.made_state(name, self.blocks() + 3, torch.int32)
@@ -371,7 +421,11 @@ class Launch:
             return call.size(of[0])
         if kind == "block":
             return self.padded[of[0]]
-        fixed = {
+        return self.constants[kind] if kind in self.constants else made["&" + kind + str(self.plan.block_m)]
+
+    def numbers(self) -> dict[str, Any]:
+        """Arguments of a stage that are the same whatever they are of."""
+        return {
             "num_own": self.own,
             "num_other": self.other,
             "num_heads": self.heads,
@@ -386,7 +440,6 @@ class Launch:
             "PRECISION": self.precision,
             "EARLY": getattr(self.plan, "early", False),
         }
-        return fixed[kind] if kind in fixed else made["&" + kind + str(self.plan.block_m)]
 
     def output(self, of: tuple) -> Any:
         outputs = {"node": self.work.outputs, "edge": self.work.edge_outputs, "map": self.work.maps}

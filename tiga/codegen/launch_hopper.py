@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from tiga import passes
-from tiga.codegen import hopper
+from tiga.codegen import bounds, hopper
 from tiga.codegen.emit_nodes import Parameter, Source
 from tiga.codegen.kernels import multiprocessors
 from tiga.codegen.launch import Call, Launch, Prepared, Steps
@@ -114,8 +114,8 @@ class HopperLaunch(Launch):
         for x in found:
             self.check(x)
         vectors = dict.fromkeys([x.vector for x in found] + [o.vector for o in self.work.outputs if o.vector])
-        self.widths = tuple([(a, self.call.size(a)) for a in vectors])
-        self.padded = dict(self.widths)
+        self.vectors = tuple([(a, self.call.size(a)) for a in vectors])
+        self.padded = dict(self.vectors)
         width = max(self.padded.values())
         products = len(hopper.products_of(self.ready.axes, self.work))
         softmax = any(f.reducer == "softmax" for f in self.work.folds)
@@ -146,7 +146,8 @@ class HopperLaunch(Launch):
         self.splits = 1
         self.plan, blocks = plan, self.ready.span == "blocks"
         try:
-            first = [self.record(stage) for stage in ("count", "schedule", "order")] if blocks else []
+            before = ("count", "schedule", "order") if blocks else bounds.stages(self.ready.span)
+            first = [self.record(stage) for stage in before]
             main = self.record("hopper")
         except Exception as e:  # whatever a compiler raises, the tiles skeleton does the work
             return None, f"{type(e).__name__}: {e}"
@@ -161,11 +162,11 @@ class HopperLaunch(Launch):
         if any(r is None for r in records):
             return None, "the kernel that does rows again does not fit"
         states = tuple([(n, *x) for n, x in self.states.items()])
-        return Steps(tuple([r for r in records if r]), states, True, ("launch-hopper",)), ""
+        return Steps(tuple([r for r in records if r]), states, timed=True, noted=("launch-hopper",)), ""
 
     def source(self, stage: str) -> Source:
         if stage == "hopper":
-            return _source(self.ready, self.plan, self.widths)
+            return _source(self.ready, self.plan, self.vectors)
         if stage == "redo":
             return _source(self.ready, None, ())
         return _SCHEDULES[stage] if stage in _SCHEDULES else super().source(stage)
