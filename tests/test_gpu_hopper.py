@@ -6,7 +6,7 @@ from test_gpu_sample import DEVICE, Attention, check_point
 
 import tiga as tg
 from tiga import passes
-from tiga.codegen import launch, launch_hopper, plan_hopper
+from tiga.codegen import launch, launch_hopper, plan_hopper, replay
 
 pytestmark = pytest.mark.gpu
 SIZES = (17, 127, 128, 129, 1000)
@@ -27,9 +27,14 @@ def of_any_size(monkeypatch):
         pytest.fail(launch_hopper.unavailable(torch.device(DEVICE)))
     monkeypatch.setattr(launch_hopper, "multiprocessors", lambda device: 1)
     monkeypatch.setattr(plan_hopper, "PROVEN", frozenset(plan_hopper._TABLE))
-    launch._records.clear()
+    forget()
     yield
+    forget()
+
+
+def forget():
     launch._records.clear()
+    replay.KEPT.clear()
 
 
 @pytest.mark.parametrize("point", POINTS, ids=lambda p: " ".join(map(str, p)))
@@ -95,6 +100,7 @@ def test_what_is_no_edge_is_not_seen():
 
 def test_few_tiles_are_left_to_the_tiles_skeleton(monkeypatch):
     monkeypatch.setattr(launch_hopper, "multiprocessors", lambda device: 132)
+    forget()
     query = torch.randn(300, 2, 64, device=DEVICE, dtype=torch.bfloat16)
     launched = passes.COUNTS["launch-hopper"]
     Attention()(
