@@ -180,5 +180,7 @@ def test_faults_are_seen():
 def test_schedules_and_rows_done_again_under_the_interpreter():
     here = Path(__file__).parent
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-p", "interpreted"]
-    done = subprocess.run([*command, "schedule_interpreted.py", "redo_interpreted.py"], cwd=here, capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, "schedule_interpreted.py", "redo_interpreted.py"], cwd=here, capture_output=True, text=True
+    )
     assert done.returncode == 0 and "12 passed" in done.stdout, done.stdout + done.stderr

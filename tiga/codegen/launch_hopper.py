@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from tiga import passes
 from tiga.codegen import bounds, hopper
@@ -77,6 +78,16 @@ def hopper_steps(ready: Prepared, call: Call, spans: Callable) -> Steps | None:
     return None
 
 
+def takes(ready: Prepared, call: Call, spans: Callable) -> bool:
+    """Whether a call like this is this skeleton's, before anything is compiled: no code of others holds its kernels."""
+    if unavailable(call.device) or _refusal(ready):
+        return False
+    try:
+        return bool(HopperLaunch(_alone(ready), call, spans).plans())
+    except Refused:
+        return False
+
+
 _known: weakref.WeakKeyDictionary[Prepared, tuple[str, Prepared]] = weakref.WeakKeyDictionary()
 
 
@@ -108,6 +119,16 @@ class HopperLaunch(Launch):
 
     def steps(self) -> Steps:
         self.precision = "ieee"
+        reason = ""
+        for plan in self.plans():
+            steps, reason = self.with_hopper_plan(plan)
+            if steps is not None:
+                return steps
+            LOG.debug("hopper, %s: %s", plan, reason)
+        raise Refused(reason)
+
+    def plans(self) -> list[HopperPlan]:
+        """The plans to try, before anything is compiled."""
         if self.items == 0 or self.heads == 0 or self.other < _LEAST_OTHERS:
             raise Refused(f"{self.items} rows of {self.heads} heads against {self.other}")
         found = [x for x in self.work.inputs if x.mode == "vector"]
@@ -119,17 +140,17 @@ class HopperLaunch(Launch):
         width = max(self.padded.values())
         products = len(hopper.products_of(self.ready.axes, self.work))
         softmax = any(f.reducer == "softmax" for f in self.work.folds)
-        reason = f"no plan for {products} products and {len(self.work.folds)} sums of vectors of {width}"
-        for plan in hopper_plans(width, products, len(self.work.folds), softmax):
-            self.plan = plan
-            if self.tiles() * self.heads < multiprocessors(self.call.device):
-                reason = f"{self.tiles()} tiles of {self.heads} heads leave multiprocessors idle"
-                continue
-            steps, reason = self.with_hopper_plan(plan)
-            if steps is not None:
-                return steps
-            LOG.debug("hopper, %s: %s", plan, reason)
-        raise Refused(reason)
+        some = hopper_plans(width, products, len(self.work.folds), softmax)
+        if not some:
+            raise Refused(f"no plan for {products} products and {len(self.work.folds)} sums of vectors of {width}")
+        busy = [plan for plan in some if self.busy(plan)]
+        if not busy:
+            raise Refused(f"{self.tiles()} tiles of {self.heads} heads leave multiprocessors idle")
+        return busy
+
+    def busy(self, plan: HopperPlan) -> bool:
+        self.plan = plan
+        return self.tiles() * self.heads >= multiprocessors(self.call.device)
 
     def check(self, x: Input) -> None:
         """The copy engine reads vectors of these widths, whose addresses and strides are multiples of 16 bytes."""
@@ -138,7 +159,8 @@ class HopperLaunch(Launch):
             raise Refused(f"vectors of {size}")
         strides = [s for n, s in zip(t.shape, t.stride()) if n != 1][:-1]
         aligned = all(s > 0 and s * t.element_size() % _ALIGNED == 0 for s in strides)
-        if not aligned or t.stride(-1) != 1 or t.data_ptr() % _ALIGNED:
+        at = t.storage_offset() * t.element_size() if isinstance(t, FakeTensor) else t.data_ptr()
+        if not aligned or t.stride(-1) != 1 or at % _ALIGNED:
             raise Refused(f"{x.ref} with strides {tuple(t.stride())}")
 
     def with_hopper_plan(self, plan: HopperPlan) -> tuple[Steps | None, str]:

@@ -44,7 +44,11 @@ _TABLE = {
     ),
     (128, 2, 1): (HopperPlan(2, 64, 3, 1, True, _TWO), HopperPlan(2, 64, 3, 1, False, _TWO_NUMBERS)),
     (64, 2, 1): (HopperPlan(2, 128, 3, 1, True, _TWO), HopperPlan(2, 64, 4, 1, True, _TWO_NUMBERS)),
-    (128, 2, 2): (HopperPlan(2, 64, 3, 1, False, _TWO), HopperPlan(2, 64, 2, 1, False, _TWO)),
+    (128, 2, 2): (
+        HopperPlan(2, 64, 3, 1, False, _TWO),
+        HopperPlan(2, 64, 2, 1, False, _TWO),
+        HopperPlan(2, 32, 3, 1, True, _TWO_NUMBERS),
+    ),
     (64, 2, 2): (HopperPlan(2, 64, 4, 1, True, _TWO_NUMBERS), HopperPlan(2, 64, 4, 1, False, _TWO_NUMBERS)),
 }
 

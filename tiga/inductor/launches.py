@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tiga.codegen import launch, launch_rows
 from tiga.codegen.kernels import Runner, compiled, keep, multiprocessors, runner
+from tiga.codegen.launch_hopper import takes
 from tiga.codegen.plan_rows import programs
 from tiga.inductor.meanings import Unfit
 from tiga.inductor.tape import Tape
@@ -128,6 +129,8 @@ class Writer:
         like = launch.Call(self.p, many(call.given), tuple(many(call.ints)), call.scalars, many(call.outputs))
         like.tensors.update(zip(call.tensors, many(list(call.tensors.values()))))
         with self.hints.alone():
+            if takes(ready, like, spans):
+                raise Unfit("a warp-specialised kernel, which stays in the operator")
             first = launch.Launch(ready, like, spans, runner_for)
             steps = first.steps()
         traced = Traced(ready, call, spans, first, self.tape)
