@@ -233,6 +233,7 @@ def test_blocks_and_rows_change_no_result(monkeypatch):
     x, y, att = fields(6, 2, 3), fields(5, 2, 3), fields(2, 3)
     for r, e in itertools.product((1, 2, 4), (1, 4)):
         monkeypatch.setattr("tiga.codegen.launch_rows._records", {})
+        monkeypatch.setattr("tiga.codegen.replay.KEPT", {})
         monkeypatch.setattr("tiga.codegen.launch_rows.plans", lambda *a, r=r, e=e: [plan_rows.Plan(r, e, 1)])
         assert_same(*both(Gat(), graph, edges, {"x": x}, {"x": y}, {"att": att}))
 

@@ -195,9 +195,9 @@ def chosen(text, tensors, ints, scalars, capability, monkeypatch):
 STANDARD = [
     # program, dtype, registers at most: forward, by destination, by source
     (gat, torch.float32, (72, 104, 80)),
-    (gat, torch.bfloat16, (128, 224, 168)),
+    (gat, torch.bfloat16, (72, 96, 96)),
     (dot, torch.float32, (72, 88, 88)),
-    (dot, torch.bfloat16, (112, 136, 176)),
+    (dot, torch.bfloat16, (72, 80, 96)),
 ]
 
 

@@ -331,9 +331,11 @@ def check_fields(name: str, graph: Any, src: Any, dst: Any, edge: Any) -> tuple[
             continue
         rows = num_src if place == "src" else num_dst if place == "dst" else _edges(graph)
         for key, t in fields.items():
-            if not isinstance(t, Tensor) or (key not in met and not is_field_name(key)) or t.dtype not in NAMES:
+            if not isinstance(t, Tensor) or (key not in met and not is_field_name(key)):
                 refuse_field(name, place, key, t)
-            shape, device = t.shape, t.device
+            shape, device, dtype = t.shape, t.device, t.dtype
+            if dtype not in NAMES:
+                refuse_field(name, place, key, t)
             if len(shape) == 0 or (rows is not None and shape[0] != rows):
                 refuse_rows(name, graph, place, key, t, rows)
             if home is None:
@@ -343,7 +345,7 @@ def check_fields(name: str, graph: Any, src: Any, dst: Any, edge: Any) -> tuple[
                     f"{name}: {place} field {key!r} is on {device}, {named(first)} on {home}. "
                     "Put all fields on one device."
                 )
-            forms.append((place, key, t.dtype, shape[1:], ""))
+            forms.append((place, key, dtype, shape[1:], ""))
     there = graph.device
     if home is None:
         if graph.positions is None and not graph.tensors:

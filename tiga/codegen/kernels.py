@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import linecache
+import sys
 from collections.abc import Callable
+from types import BuiltinFunctionType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -52,7 +54,11 @@ def precision(itemsize: int, device: torch.device) -> str:
 
 def float32_setting() -> str:
     """What torch was asked of float32 products. Not `allow_tf32`: to read it raises once the newer name was set."""
-    return torch.backends.cuda.matmul.fp32_precision
+    return _precision("cuda", "matmul")
+
+
+# what torch.backends.cuda.matmul.fp32_precision reads, at a sixth of its time
+_precision = getattr(torch._C, "_get_fp32_precision_getter", lambda *_: torch.backends.cuda.matmul.fp32_precision)
 
 
 @functools.lru_cache(64)
@@ -70,12 +76,21 @@ def compiled_text(source: str, level: str) -> str:
     return made.asm.get(level, "") if made is not None else ""
 
 
+class Bare(NamedTuple):
+    """launch(*before, stream, *after, *arguments): tensors are given by address, and nobody is told of the launch."""
+
+    launch: Callable[..., Any]
+    before: tuple
+    after: tuple
+
+
 class Runner(NamedTuple):
     """run(*arguments) launches a kernel; spilled: its registers that went to memory; compiled: what the device runs."""
 
     run: Callable[..., Any]
     spilled: int
     compiled: Any = None
+    bare: Bare | None = None
 
 
 def runner(text: str, values: list, plan: Geometry, grid: tuple, device: torch.device) -> Runner | None:
@@ -88,13 +103,42 @@ def runner(text: str, values: list, plan: Geometry, grid: tuple, device: torch.d
         return None
     started = made[grid[0], 1, 1]
     if device.index in (None, torch.cuda.current_device()):
-        return Runner(started, made.n_spills, made)
+        return Runner(started, made.n_spills, made, bare(made, grid[0]))
 
     def elsewhere(*arguments: Any) -> None:
         with torch.cuda.device(device):
             started(*arguments)
 
-    return Runner(elsewhere, made.n_spills, made)
+    return Runner(elsewhere, made.n_spills, made, bare(made, grid[0]))
+
+
+def bare(made: Any, programs: int) -> Bare | None:
+    """The C function behind a compiled kernel's launcher, as Triton 3.6 has it; None of another version's.
+
+    Triton's own way to it looks for the stream, makes what hooks are told, and asks the driver of every tensor where
+    it is: together more than the launch.
+    """
+    import triton
+
+    launcher = made.run
+    if not triton.__version__.startswith("3.6.") or type(launcher).__name__ != "CudaLauncher":
+        return None
+    if launcher.global_scratch_size or launcher.profile_scratch_size:
+        return None
+    if not isinstance(launcher.launch, BuiltinFunctionType):  # what makes descriptors of tensors stands before it
+        return None
+    words = (launcher.launch_cooperative_grid, launcher.launch_pdl, None, None, made.packed_metadata, None, None, None)
+    return Bare(launcher.launch, (programs, 1, 1), (made.function, *words))
+
+
+def hooked() -> bool:
+    """Whether someone, a profiler, is to be told of every launch."""
+    triton = sys.modules.get("triton")
+    if triton is None:
+        return False
+    runtime = triton.knobs.runtime
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
 
 def compiled(text: str, fn: Any, values: list, plan: Geometry, device: Any) -> Any:

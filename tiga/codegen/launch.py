@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 
 from tiga import passes
-from tiga.codegen import tuning
+from tiga.codegen import bounds, tuning
 from tiga.codegen.emit_nodes import Parameter, RowEmitter, Source, states
 from tiga.codegen.emit_tiles import Emitter
 from tiga.codegen.kernels import Runner, float32_setting, keep, multiprocessors, precision, runner
 from tiga.codegen.lists_pruned import LIST, list_name, list_rows, list_value, the_map
 from tiga.codegen.plan import MERGE, Plan, plans
 from tiga.codegen.plan_pruned import plans_of
+from tiga.codegen.replay import Source as Origin
+from tiga.codegen.replay import Tape
 from tiga.codegen.tiles import Axes, Refused, Work
 from tiga.program import Program, evaluate_size
 
@@ -31,8 +33,12 @@ COUNT = Source(
     tuple([Parameter(x, x) for x in ("own_bounds", "prefix", "num_blocks", "num_own", "unit", "BLOCK_M", "BLOCK")]),
     (),
 )
+BETWEEN = ("spoiled", "ranges", "ordered")  # memory between the launches of the hopper skeleton
+_FIXED = {"count": COUNT, "list": LIST, **bounds.STAGES}
 WIDEST = 512  # of a vector that a tile holds whole
 GROUP = 32 << 20  # bytes of the other end's fields that heads visited at a time may have: what a cache keeps
+FEW_SPILLED = 64  # registers of a thread in memory, which cost less than
+TINY = 256  # numbers of a tile
 _MOST_RECORDS = 4096
 
 
@@ -76,12 +82,14 @@ class Call:
         ints: tuple,
         scalars: Any,
         outputs: list[Tensor],
+        tape: Tape | None = None,
     ) -> None:
-        self.p, self.ints, self.outputs = p, ints, outputs
+        self.p, self.ints, self.outputs, self.tape = p, ints, outputs, tape
         self.tensors: dict[str, Tensor] = {o.ref: t for o, t in zip(p.operands, tensors)}
         self.relation = tuple(tensors[len(p.operands) :])
         self.tensors.update({f"relation{k}": t for k, t in enumerate(self.relation)})
         self.scalars = dict(zip(p.scalars, scalars))
+        self.origins = {name: Origin("tensors", k) for k, name in enumerate(self.tensors)}  # until launches make more
         self.device = tensors[0].device
         self.num_dst, self.num_src = (ints[1], ints[0]) if p.reverse else (ints[0], ints[1])
         self.given, self.shapes = tensors, tuple([t.shape for t in tensors])
@@ -108,6 +116,7 @@ class Record:
     tensors: tuple[tuple[int, str], ...]  # (position, name)
     scalars: tuple[tuple[int, str], ...]
     outputs: tuple[tuple[int, int], ...]
+    descriptors: tuple[tuple[int, Callable[[Call], Any]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -118,6 +127,7 @@ class Steps:
     states: tuple[tuple[str, tuple, torch.dtype], ...]
     plan: Plan | None = None
     timed: bool = False
+    noted: tuple[str, ...] = ()  # passes
 
     @property
     def spilled(self) -> int:
@@ -138,10 +148,19 @@ def launch(ready: Prepared, call: Call, spans: Callable[[Prepared, Call, int], d
     if steps is None or (not steps.timed and tuning.tuning(call.device)):
         if len(known) >= _MOST_RECORDS:
             known.clear()
-        steps = known[call.key] = Launch(ready, call, spans).steps()
+        from tiga.codegen.launch_hopper import hopper_steps  # which is built of what is defined here
+
+        tape, call.tape = call.tape, None  # launches to time plans by are no part of the call
+        found = hopper_steps(ready, call, spans)
+        steps = known[call.key] = found if found is not None else Launch(ready, call, spans).steps()
+        call.tape = tape
         for record in steps.records:
             keep(record.text, record.runner.compiled)
     _execute(steps, ready, call, spans)
+    for name in steps.noted:
+        passes.ran(name)
+        if call.tape is not None:
+            call.tape.noted.add(name)
     return steps.texts
 
 
@@ -162,6 +181,8 @@ def _run(record: Record, ready: Prepared, call: Call, spans: Any, told: dict[str
         if name[0] == "&":
             if name not in told:
                 told.update(spans(ready, call, arguments[at]))
+                if call.tape is not None:
+                    call.tape.computed(told[name], again(spans, ready, call, name, arguments[at]))
             arguments[at] = told[name]
         else:
             arguments[at] = call.tensors[name]
@@ -169,7 +190,28 @@ def _run(record: Record, ready: Prepared, call: Call, spans: Any, told: dict[str
         arguments[at] = call.scalars[name]
     for at, k in record.outputs:
         arguments[at] = call.outputs[k]
+    for at, make in record.descriptors:
+        arguments[at] = make(call)
+        if call.tape is not None:
+            call.tape.computed(arguments[at], described(make, call))
+    if call.tape is not None:
+        numbers = {name: Origin("scalars", k) for k, name in enumerate(call.p.scalars)}
+        sources = [(at, call.origins[name]) for at, name in record.tensors if name in call.origins]
+        sources += [(at, numbers[name]) for at, name in record.scalars]
+        call.tape.launch(record.runner, arguments, sources)
     record.runner.run(*arguments)
+
+
+def again(spans: Any, ready: Prepared, call: Call, name: str, block_m: int) -> Callable[[list[Tensor]], Tensor]:
+    """What computes a tensor of the relation for another call like this one."""
+    p, ints, scalars = call.p, call.ints, tuple(call.scalars.values())
+    return lambda tensors: spans(ready, Call(p, tensors, ints, scalars, []), block_m)[name]
+
+
+def described(make: Any, call: Call) -> Callable[[list[Tensor]], Any]:
+    """What makes the descriptor of an operand for another call like this one."""
+    p, ints, scalars = call.p, call.ints, tuple(call.scalars.values())
+    return lambda tensors: make(Call(p, tensors, ints, scalars, []))
 
 
 class Launch:
@@ -203,6 +245,8 @@ class Launch:
         some = self.tuned(source, some, (*padded, itemsize), timed)
         best: Steps | None = None
         for plan in plans_of(self.work, some, itemsize, self.items):
+            if best is not None and best.spilled <= FEW_SPILLED and plan.block_m * plan.block_n <= TINY:
+                break
             found = self.with_plan(plan)
             if found is not None and (best is None or found.spilled < best.spilled):
                 best = found
@@ -247,6 +291,7 @@ class Launch:
             stages = ("count", *stages)
         if self.lists:
             stages = ("list", *stages)
+        stages = (*bounds.stages(self.ready.span), *stages)
         self.states.clear()
         records = []
         for stage in stages:
@@ -283,11 +328,11 @@ class Launch:
 
     def record(self, stage: str) -> Record | None:
         """The launch of one kernel; None where the plan does not fit."""
-        fixed = {"count": COUNT, "list": LIST}
-        source = fixed[stage] if stage in fixed else self.ready.source(stage)
-        values, tensors, scalars, outputs = [], [], [], []
+        source = self.source(stage)
+        values, tensors, scalars, outputs, descriptors = [], [], [], [], []
+        self.constants = self.numbers()
         made: dict[str, Any] = {}
-        if stage not in ("merge", *fixed) and self.ready.span != "nodes":
+        if stage not in ("merge", *_FIXED) and self.ready.span != "nodes":
             made = self.spans(self.ready, self.call, self.plan.block_m)
         for at, q in enumerate(source.parameters):
             value = self.value(q.kind, q.of, made)
@@ -301,8 +346,14 @@ class Launch:
                 tensors.append((at, "table " + self.work.tables[q.of[0]].ref))
             elif q.kind in BLOCKS:
                 tensors.append((at, self.block_tensor(q.kind)))
+            elif q.kind in bounds.TENSORS:
+                tensors.append((at, bounds.tensor(q.kind, self.ready.span)))
             elif q.kind == "scalar":
                 scalars.append((at, q.of[0]))
+            elif q.kind in BETWEEN:
+                tensors.append((at, q.kind))
+            elif q.kind == "descriptor":
+                descriptors.append((at, self.descriptor(q.of[1])))
             elif q.kind == "output":
                 o = self.output(q.of)
                 if o.result is None:
@@ -312,18 +363,29 @@ class Launch:
             elif isinstance(value, Tensor):
                 tensors.append((at, "&" + q.kind + str(self.plan.block_m)))
             values.append(value)
-        grid = ((self.tiles() if stage != "merge" else -(-self.items // self.plan.block_m)) * self.heads,)
-        if stage == "list":
-            grid = (list_rows(self.work, self.call.tensors),)
-        grid = (1,) if stage == "count" else (grid[0] * self.splits,) if stage == "part" else grid
-        found = self.make(source.text, values, self.plan, grid, self.call.device)
+        found = self.make(source.text, values, self.plan, self.grid(stage), self.call.device)
         if found is None:
             return None
         for at, name in tensors:
             values[at] = self.plan.block_m if name[0] == "&" else None
-        for at, _ in outputs:
+        for at, _ in (*outputs, *descriptors):
             values[at] = None
-        return Record(source.text, found, tuple(values), tuple(tensors), tuple(scalars), tuple(outputs))
+        changing = (tensors, scalars, outputs, descriptors)
+        return Record(source.text, found, tuple(values), *[tuple(x) for x in changing])
+
+    def source(self, stage: str) -> Source:
+        return _FIXED[stage] if stage in _FIXED else self.ready.source(stage)
+
+    def grid(self, stage: str) -> tuple:
+        if stage in bounds.STAGES:
+            return (bounds.programs(stage, self.call.ints, self.plan.block_m),)
+        if stage in _FIXED:
+            return (list_rows(self.work, self.call.tensors) if stage == "list" else 1,)
+        tiles = self.tiles() if stage != "merge" else -(-self.items // self.plan.block_m)
+        return (tiles * self.heads * (self.splits if stage == "part" else 1),)
+
+    def descriptor(self, x: Any) -> Callable[[Call], Any]:
+        raise NotImplementedError
 
     def value(self, kind: str, of: tuple, made: dict) -> Any:
         call = self.call
@@ -350,6 +412,8 @@ class Launch:
             return list_value(self, kind)
         if kind[:5] == "table":
             return self.table(kind, *of)
+        if kind in bounds.KINDS:
+            return bounds.value(self, kind)
         if kind in BLOCKS:
             name = self.block_tensor(kind)
             return call.tensors[name] if name in call.tensors else self.made_state(name, self.blocks() + 3, torch.int32)
@@ -357,7 +421,11 @@ class Launch:
             return call.size(of[0])
         if kind == "block":
             return self.padded[of[0]]
-        fixed = {
+        return self.constants[kind] if kind in self.constants else made["&" + kind + str(self.plan.block_m)]
+
+    def numbers(self) -> dict[str, Any]:
+        """Arguments of a stage that are the same whatever they are of."""
+        return {
             "num_own": self.own,
             "num_other": self.other,
             "num_heads": self.heads,
@@ -372,7 +440,6 @@ class Launch:
             "PRECISION": self.precision,
             "EARLY": getattr(self.plan, "early", False),
         }
-        return fixed[kind] if kind in fixed else made["&" + kind + str(self.plan.block_m)]
 
     def output(self, of: tuple) -> Any:
         outputs = {"node": self.work.outputs, "edge": self.work.edge_outputs, "map": self.work.maps}

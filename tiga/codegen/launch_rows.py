@@ -17,8 +17,10 @@ from torch import Tensor
 
 from tiga import passes
 from tiga.codegen.emit_rows import Emitter, Source
-from tiga.codegen.kernels import compiled, float32_setting, keep, load, multiprocessors, precision
+from tiga.codegen.kernels import Runner, bare, compiled, float32_setting, keep, load, multiprocessors, precision
 from tiga.codegen.plan_rows import Plan, bucket, plans, programs
+from tiga.codegen.replay import Source as Origin
+from tiga.codegen.replay import Tape
 from tiga.codegen.rows import Analysis, Pass, Refused
 from tiga.preparation import Direction, directions, work_list
 from tiga.program import Program, evaluate_size
@@ -69,8 +71,17 @@ class Lists:
     """Both directions of a call's relation; what the graph was not prepared for is made when it is asked for."""
 
     def __init__(self, relation: tuple[Tensor, ...], ints: Sequence[int]) -> None:
-        self.ints, self.num_edges = ints, relation[1].shape[0]
+        self.ints, self.num_edges, self.count = ints, relation[1].shape[0], len(relation)
         self.found = directions(relation)
+
+    def places(self, work: Pass) -> dict[tuple, int] | None:
+        """Which of the relation's tensors a pass reads, by name; None where some of them are made in the call."""
+        numbers: Any = tuple(range(self.count))
+        direction = directions(numbers)[work.owner == "src"]
+        if direction is None or direction.items is None or work.scans:
+            return None
+        _, col, number, items, merges = direction
+        return dict(zip(_LISTS, (items, merges, col, col if number is None else number)))  # type: ignore[arg-type]
 
     def of(self, work: Pass) -> Listed:
         """The direction that a pass visits."""
@@ -91,6 +102,13 @@ class Lists:
         return Direction(rowptr, col, number, None, None)
 
 
+class Noted(NamedTuple):
+    """Where the tensors of a call that is noted come from, by name."""
+
+    tape: Tape
+    origins: dict[tuple, Origin]
+
+
 @dataclass(frozen=True)
 class Call:
     """A compiled kernel and its arguments; `changing`: (where, which) of those that every call gives anew."""
@@ -99,12 +117,22 @@ class Call:
     values: list
     changing: tuple[tuple[int, tuple], ...]
     spills: int = 0
+    kernel: Any = None
 
-    def __call__(self, grid: int, tensors: dict) -> None:
+    def __call__(self, grid: int, tensors: dict, noted: Noted | None = None) -> None:
         values = list(self.values)
         for at, name in self.changing:
             values[at] = tensors[name]
+        if noted is not None:
+            tape, origins = noted
+            sources = [(at, origins[name]) for at, name in self.changing if name in origins]
+            tape.launch(self.runner(grid), values, sources)
         self.run(grid, values)
+
+    def runner(self, grid: int) -> Runner:
+        """What launches so many programs."""
+        address = None if self.kernel is None else bare(self.kernel, grid)
+        return Runner(lambda *values: self.run(grid, list(values)), self.spills, self.kernel, address)
 
 
 @dataclass(frozen=True)
@@ -140,7 +168,9 @@ def layout_key(p: Program, tensors: Sequence[Tensor], shapes: tuple, lists: List
     return (*key, *[t.dtype for t in tensors[len(p.operands) :]])
 
 
-def launch(p: Program, ready: Prepared, tensors: dict, shapes: tuple, graph: Listed, key: tuple) -> None:
+def launch(
+    p: Program, ready: Prepared, tensors: dict, shapes: tuple, graph: Listed, key: tuple, noted: Noted | None = None
+) -> None:
     """Run one pass; partial sums of its sums over all edges are left in tensors["parts", ref]."""
     num_items, num_merges, num_edges = graph.items.shape[0], graph.merges.shape[0], graph.col.shape[0]
     num_far, device = graph.num_far, graph.col.device
@@ -157,9 +187,9 @@ def launch(p: Program, ready: Prepared, tensors: dict, shapes: tuple, graph: Lis
     grid = programs(-(-num_items // record.plan.rows), multiprocessors(device), record.most)
     memory(record, tensors, grid, num_slots, device)
     with current(device):
-        record.main(grid, tensors)
+        record.main(grid, tensors, noted)
         if record.merge is not None:
-            record.merge(num_merges, tensors)
+            record.merge(num_merges, tensors, noted)
 
 
 def listed(tensors: dict, graph: Listed) -> Any:
@@ -289,7 +319,7 @@ def made(
     if kernel is None:
         return None
     keep(source.text, kernel)
-    return Call(lambda grid, values: kernel[grid, 1, 1](*values), kept, changing, kernel.n_spills)
+    return Call(lambda grid, values: kernel[grid, 1, 1](*values), kept, changing, kernel.n_spills, kernel)
 
 
 def arguments(
@@ -311,7 +341,33 @@ def arguments(
             values.append(None if what == "slots" else layout(what, rest, tensors))
     for a in source.axes:
         values += [sizes[a], block(sizes[a])]
-    return [*values, plan.rows, plan.block_e, precision(4, device)], tuple(changing)
+    values += [plan.rows, plan.block_e, precision(4, device), lanes(source, plan, tensors)]
+    return values, tuple(changing)
+
+
+def lanes(source: Source, plan: Plan, tensors: dict) -> int:
+    """How many numbers of a vector a thread takes, where a program's rows of the widest ones fill its warps.
+
+    At most 16 bytes of each vector; 0 leaves it to Triton, where that is what it does anyway and where a vector's
+    numbers do not lie side by side.
+    """
+    wide = {}
+    for _, what, *rest in source.arguments:
+        if what in ("field", "out"):
+            sizes = [block(n) for n in tensors[what, rest[0]].shape]
+            shared = what == "field" and ("row", rest[0]) not in {a[1:] for a in source.arguments}
+            wide[what, rest[0]] = math.prod(sizes if shared else sizes[1:])
+    most = max(wide.values(), default=1)
+    each, usual = most * plan.rows // (32 * plan.warps), set()
+    for name, n in wide.items():
+        if 2 * n >= most:
+            t = tensors[name]
+            last = [(n, s) for n, s in zip(t.shape, t.stride()) if n != 1][-1:]
+            if not last or last[0][1] != 1:
+                return 0
+            each = min(each, 16 // t.element_size(), block(last[0][0]))
+            usual.add(16 // t.element_size())
+    return 0 if usual == {each} else each
 
 
 def layout(what: str, rest: list, tensors: dict) -> int:

@@ -39,6 +39,11 @@ def tune() -> Iterator[None]:
         _active -= 1
 
 
+def asked() -> bool:
+    """Whether a call runs inside `tune`."""
+    return _active > 0
+
+
 def tuning(device: torch.device) -> bool:
     """Whether a kernel that is launched now may be timed."""
     if not _active or torch.compiler.is_compiling():

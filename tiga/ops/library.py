@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 LIB = torch.library.Library("tiga", "DEF")
+_compiler = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
 
 def outside_dynamo(fn: Callable) -> Callable:
@@ -17,9 +17,9 @@ def outside_dynamo(fn: Callable) -> Callable:
 
     def call(*args: Any) -> Any:
         nonlocal disabled
+        if _compiler() is None:  # of frames, on this thread
+            return fn(*args)
         if disabled is None:
-            if "torch._dynamo" not in sys.modules:
-                return fn(*args)
             disabled = torch._dynamo.disable(fn)
         return disabled(*args)
 

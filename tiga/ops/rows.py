@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from tiga import passes
-from tiga.codegen.launch_rows import Lists, Prepared, launch, layout_key, prepare
-from tiga.codegen.rows import Analysis, Refused, around, read_args
+from tiga.codegen.launch_rows import Lists, Noted, Prepared, launch, layout_key, prepare
+from tiga.codegen.replay import Source, Tape
+from tiga.codegen.rows import Analysis, Pass, Refused, around, read_args
 from tiga.ops.nodes import Nodes, Whole
 from tiga.program import Line, Program, evaluate_size
 from tiga.types import DTYPES, compute_dtype
@@ -60,14 +61,19 @@ def planned(p: Program) -> Planned:
 
 
 def run(
-    p: Program, tensors: Sequence[Tensor], ints: Sequence[int], scalars: Sequence[float], outputs: list[Tensor]
+    p: Program,
+    tensors: Sequence[Tensor],
+    ints: Sequence[int],
+    scalars: Sequence[float],
+    outputs: list[Tensor],
+    tape: Tape | None = None,
 ) -> str:
     """Fill `outputs` and give "", or say why no kernel fits."""
     plan = planned(p)
     if plan.reason:
         return plan.reason
     try:
-        Rows(p, tensors, ints, scalars, outputs, plan).run()
+        Rows(p, tensors, ints, scalars, outputs, plan, tape).run()
     except Refused as e:
         return str(e)
     passes.launched("launch-rows", plan.texts)
@@ -77,8 +83,17 @@ def run(
 class Rows(Nodes):
     """One call: its values as far as they are known, by name."""
 
-    def __init__(self, p: Program, tensors: Any, ints: Any, scalars: Any, outputs: list[Tensor], plan: Planned) -> None:
-        self.p, self.ints, self.outputs, self.plan = p, ints, outputs, plan
+    def __init__(
+        self,
+        p: Program,
+        tensors: Any,
+        ints: Any,
+        scalars: Any,
+        outputs: list[Tensor],
+        plan: Planned,
+        tape: Tape | None = None,
+    ) -> None:
+        self.p, self.ints, self.outputs, self.plan, self.tape = p, ints, outputs, plan, tape
         self.num_dst, self.num_src = ints[:2]
         count = len(p.operands)
         self.shapes = tuple([t.shape for t in tensors[:count]])
@@ -88,6 +103,7 @@ class Rows(Nodes):
         self.numbers = dict(zip(p.scalars, scalars))
         self.whole = Whole(self.num_dst)
         self.lists = Lists(tuple(tensors[count:]), ints)
+        self.parts: dict[str, Any] = {}
         self.given = tensors
 
     @functools.cached_property
@@ -99,10 +115,15 @@ class Rows(Nodes):
             self.node(line)
         for k in self.plan.passes:
             self.edges(k)
+        if self.tape is not None:
+            self.tape.ran("launch-rows", self.plan.texts)
+            self.tape.whole = self.tape.whole and not (self.plan.early or self.plan.late)
         for line in self.plan.late:
             self.node(line)
         for at, (out, ref) in enumerate(zip(self.outputs, self.p.returns)):
             if self.plan.filled.get(ref) != at:
+                if self.tape is not None:
+                    self.finished(at, ref)
                 x = self.held(ref) if ref in self.here or ref in self.fields else self.value(ref, self.whole)
                 out.copy_(x.expand(out.shape) if x.dim() == out.dim() else x)
 
@@ -123,11 +144,38 @@ class Rows(Nodes):
         for f in work.shared:
             parts = tensors.get(("parts", f.outs[0]))
             self.fields[f.outs[0]] = self.zeros(f.outs[0]) if parts is None else parts.sum(0)
+            self.parts[f.outs[0]] = parts
         for ref in (*work.results, *work.stored):
             (self.here if p.types[ref].place == "dst" else self.fields)[ref] = tensors["out", ref]
 
     def start(self, ready: Prepared, tensors: dict) -> None:
-        launch(self.p, ready, tensors, self.shapes, self.lists.of(ready.work), self.key)
+        work = ready.work
+        launch(self.p, ready, tensors, self.shapes, self.lists.of(work), self.key, self.noted(work))
+
+    def noted(self, work: Pass) -> Noted | None:
+        """Where the tensors of a pass come from, where this call is noted."""
+        if self.tape is None:
+            return None
+        places = self.lists.places(work)
+        if places is None:
+            self.tape.whole = False
+            return None
+        for ref in work.stored:
+            self.tape.zeroed.append(self.plan.filled[ref])
+        count = len(self.p.operands)
+        origins = {("field", ref): Source("tensors", k) for k, (ref, _) in enumerate(self.plan.refs)}
+        origins.update({("scalar", name): Source("scalars", k) for k, name in enumerate(self.p.scalars)})
+        origins.update({name: Source("tensors", count + k) for name, k in places.items()})
+        return Noted(self.tape, origins)
+
+    def finished(self, output: int, ref: str) -> None:
+        """An output that no kernel fills: noted where it is the sum of what programs kept apart."""
+        assert self.tape is not None
+        parts = self.parts.get(ref)
+        if parts is None or ref in self.p.returns[:output]:
+            self.tape.whole = False
+        else:
+            self.tape.sum_of(parts, output)
 
     def memory(self, ref: str) -> Tensor:
         t = self.p.types[ref]

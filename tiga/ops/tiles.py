@@ -13,6 +13,7 @@ from torch import Tensor
 from tiga import passes, relations
 from tiga.codegen.launch import Call, Prepared, launch, span_of
 from tiga.codegen.nodes import Planner
+from tiga.codegen.replay import Tape
 from tiga.codegen.tiles import Refused, Tiles
 from tiga.ops.nodes import Whole
 from tiga.program import Line, Program
@@ -42,7 +43,12 @@ def planned(p: Program) -> tuple[Tiles | None, tuple[Prepared, ...], str]:
 
 
 def run(
-    p: Program, tensors: Sequence[Tensor], ints: Sequence[int], scalars: Sequence[float], outputs: list[Tensor]
+    p: Program,
+    tensors: Sequence[Tensor],
+    ints: Sequence[int],
+    scalars: Sequence[float],
+    outputs: list[Tensor],
+    tape: Tape | None = None,
 ) -> str:
     """Fill `outputs` and give "", or say why no kernel fits."""
     plan, kernels, reason = planned(p)
@@ -50,7 +56,7 @@ def run(
         return reason
     if p.pruned:  # maps of tiles are read as they were made
         tensors = [t.contiguous() if t.dtype == torch.uint8 else t for t in tensors]
-    call = Call(p, tensors, tuple(ints), scalars, outputs)
+    call = Call(p, tensors, tuple(ints), scalars, outputs, tape)
     try:
         ran = visit(plan, kernels, call, tensors, scalars)
     except Refused as e:
@@ -63,9 +69,11 @@ def visit(
     plan: Tiles, kernels: tuple[Prepared, ...], call: Call, tensors: Any, scalars: Any, start: Any = launch
 ) -> tuple[str, ...]:
     """Fill the outputs of a call; the texts that ran. start: what is done with one work."""
-    p = call.p
+    p, tape = call.p, call.tape
     by_torch = None
     if plan.early or plan.late or any(r not in _results(kernels) for r in range(len(p.returns))):
+        if tape is not None:
+            tape.whole = False
         by_torch = _Nodes(p, tensors, call.ints, scalars, call.outputs)
         for line in plan.early:
             by_torch.node(line)
@@ -76,6 +84,8 @@ def visit(
             if o.result is None:
                 call.tensors[o.ref] = _buffer(call, ready, o)
         ran += start(ready, call, spans)
+    if tape is not None:
+        tape.ran("launch-tiles", ran)
     if by_torch is not None:
         by_torch.take({o.ref: call.tensors[o.ref] for k in kernels for o in k.work.outputs if o.result is None})
         for ready in kernels:
@@ -160,7 +170,6 @@ class _Nodes(Run):
 def spans(ready: Prepared, call: Call, block_m: int) -> dict[str, Any]:
     """Arguments by "&" + name + block_m."""
     p, work, ints = call.p, ready.work, call.ints
-    rows = (work.owner == "dst") != p.reverse
     found: dict[str, Any] = {}
     if ready.span == "band":
         band = relations.RELATIONS[p.kind].band
@@ -168,29 +177,8 @@ def spans(ready: Prepared, call: Call, block_m: int) -> dict[str, Any]:
         # beyond any pair, and within int32, which keeps a mask in half the registers
         far = ints[0] + ints[1] + 1
         low, high = (relations.largest(-far, relations.least(far, x)) for x in band(ints))
+        rows = (work.owner == "dst") != p.reverse
         found["low"], found["high"] = (low, high) if rows else (-high, -low)
-    elif ready.span != "blocks":
-        every = relations.row_intervals(p.kind, ints, call.relation, 0, ints[0], call.device)
-        every = tuple([(a.to(torch.int32), b.to(torch.int32)) for a, b in every])
-        names = (("start", "stop"), ("start2", "stop2"))
-        for (a, b), (start, stop) in zip(names, every):
-            found[a], found[b] = start, stop
-        if not rows:
-            found["reach_low"], found["reach_high"] = reach(every, ints[1], block_m)
     if work.reads_numbers:
         found["first"] = relations.edge_offsets(p.kind, ints, call.relation, call.device)
     return {f"&{k}{block_m}": v for k, v in found.items()}
-
-
-def reach(spans: tuple, num_src: int, block: int) -> list[Tensor]:
-    """For each tile of sources the rows that may reach it: exact where starts and stops grow, else wider. O(rows)."""
-    start = torch.stack([torch.where(s < e, s, num_src) for s, e in spans]).amin(0)
-    stop = torch.stack([torch.where(s < e, e, 0) for s, e in spans]).amax(0)
-    if start.shape[0] == 0:
-        tiles = -(-num_src // block)
-        return [start.new_zeros(tiles), start.new_zeros(tiles)]
-    edge = torch.arange(0, max(num_src, 1), block, device=start.device)
-    low = torch.searchsorted(stop.cummax(0).values.long(), edge, right=True)
-    falling = start.flip(0).cummin(0).values.flip(0)
-    high = torch.searchsorted(falling.long(), edge + block)
-    return [low, high]
