@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import zipfile
+
 import pytest
 import torch
 from programs import Attention, attend
@@ -97,3 +101,46 @@ def test_cuda_graphs_of_a_list_skip_nothing():
     wanted = plain(times, *[a.double() for a in args]).relu()
     assert (out.double() - wanted).norm() <= 1e-5 * wanted.norm()
     assert counters["inductor"]["cudagraph_skips"] == 0
+
+
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.attention = torch.nn.Linear(128, 384), Attention()
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 64)).unbind(1)
+        return attend(self.attention, tg.Graph.triangular(x.shape[0]), q, k, v).flatten(1)
+
+
+CHILD = """
+import sys
+sys.modules["tiga"] = None
+import torch
+x, wanted = torch.load(sys.argv[1] + ".call")
+torch.testing.assert_close(torch._inductor.aoti_load_package(sys.argv[1])(x), wanted, rtol=1e-4, atol=1e-5)
+"""
+
+
+def packaged(module, path):
+    """A package of a module, with a call of it; how a process ends that loads it, without tiga."""
+    module, x = module.cuda().eval(), torch.randn(200, 128, device="cuda")
+    with torch.no_grad():
+        exported = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+        torch._inductor.aoti_compile_and_package(exported, package_path=path)
+        torch.save((x, module(x)), path + ".call")
+    return subprocess.run([sys.executable, "-c", CHILD, path], capture_output=True, text=True, timeout=300)
+
+
+def test_a_package_holds_the_kernels_and_runs_without_tiga(tmp_path):
+    """Where packages run at all: a plain Linear's tells."""
+    path = str(tmp_path / "layer.pt2")
+    done = packaged(Layer(), path)
+    with zipfile.ZipFile(path) as package:
+        held = {name: package.read(name) for name in package.namelist()}
+    assert any(b".text.propagate" in held[name] for name in held if name.endswith(".cubin"))
+    (code,) = [held[name] for name in held if name.endswith(".wrapper.cpp")]
+    assert b"aoti_torch_proxy_executor_call_function(" not in code
+    if done.returncode:
+        plain = packaged(torch.nn.Linear(128, 128), str(tmp_path / "linear.pt2"))
+        assert plain.returncode == done.returncode < 0, done.stderr[-2000:]
