@@ -22,6 +22,7 @@ _POINTERS = {
     torch.int32: "*i32",
     torch.bool: "*i1",
     torch.uint8: "*u8",
+    torch.int8: "*i8",
 }
 
 

@@ -61,7 +61,7 @@ def test_cases_run_as_kernels_under_the_interpreter():
 
 
 def test_orders_layouts_parts_and_tables_under_the_interpreter():
-    launched, written = interpreted("tiles_interpreted.py")
+    launched, written = interpreted("tiles_interpreted.py", "lowering_interpreted.py")
     assert launched > 80 and written > 15
 
 

@@ -37,13 +37,13 @@ def test_program_runs_in_kernels(name):
 @pytest.fixture
 def parts(monkeypatch):
     """Into how many parts the sources of each launch are split."""
-    found, how = [], launch._Launch.parts
+    found, how = [], launch.Launch.parts
 
     def counted(self):
         found.append(how(self))
         return found[-1]
 
-    monkeypatch.setattr(launch._Launch, "parts", counted)
+    monkeypatch.setattr(launch.Launch, "parts", counted)
     launch._records.clear()
     return found
 

@@ -27,6 +27,7 @@ PASSES = {
     "interpret-listed": "edges visited as a list",
     "emit-tiles": "kernel source was written: tiles of destinations by sources",
     "launch-tiles": "edges ran in kernels of the tiles skeleton, one for each direction of folding",
+    "launch-hopper": "of these kernels some were warp-specialised ones for sm_90",
     "emit-rows": "kernel source was written: rows of a list of edges",
     "launch-rows": "edges ran in kernels of the rows skeleton, one for each direction of folding",
     "emit-cpp": "C++ source was written: rows in parallel, a loop over the edges of each",
@@ -145,8 +146,8 @@ def launched(name: str, sources: tuple[str, ...]) -> None:
 
 def repeated(run: Run) -> None:
     """A program was executed as it was before, in kernels: the note of then is that of now."""
-    COUNTS["check"] += 1
-    COUNTS[run.visit] += 1
+    for name in run.names - {"verify"}:
+        COUNTS[name] += 1
     LOG.debug("%s: kernels launched: %d", run.visit, len(run.sources))
     record = _here.record
     if record is not None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from tiga.codegen.emit_nodes import Parameter, Source
+from tiga.relations import largest
 
 BLOCK = 1024  # rows a program, and blocks of rows that are looked at together
 _GIVEN = ("given", "given_end", "given2", "given2_end")
@@ -62,5 +63,5 @@ def value(launch: Any, kind: str) -> Any:
 def _length(name: Any, ints: tuple, block_m: int) -> int:
     """Of a tensor that is made."""
     if name in _REACH:
-        return max(1, -(-ints[1] // block_m))
-    return max(1, -(-ints[0] // BLOCK)) if name in _BLOCKS else max(1, ints[0])
+        return largest(1, -(-ints[1] // block_m))
+    return largest(1, -(-ints[0] // BLOCK) if name in _BLOCKS else ints[0])

@@ -93,7 +93,7 @@ def find_block(
     high = tl.load(block_high + low_k - 1, mask=block, other=0).to(tl.int64)
     if REVERSED:
         low, high = -high, -low
-    far = num_own.to(tl.int64) + num_other
+    far = tl.cast(num_own, tl.int64) + num_other
     shift = other_low - own_low
     low = tl.minimum(tl.maximum(low, -far) + shift, far)
     high = tl.maximum(tl.minimum(high, far) + shift, -far - 1)

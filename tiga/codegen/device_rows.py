@@ -34,6 +34,7 @@ def work_items(items, group, num_items, num_own, num_edges, num_slots, R: tl.con
 @triton.jit
 def within(x, count):
     """0 <= x < count in one comparison: as unsigned numbers what is negative is larger than all counts."""
+    count = tl.full((), 0, tl.int32) + count  # a number that is constant as well
     if x.dtype == tl.int32 and count.dtype == tl.int32:
         y = x.to(tl.uint32, bitcast=True) < count.to(tl.uint32)
     else:

@@ -96,18 +96,18 @@ class FoldEmitter(RowEmitter):
         if self.how != "full":
             self.put(self.depth, f"score{k} = tl.where(live, score{k}, float('-inf'))")
 
-    def weigh(self, k: int, f: Fold, top: str, less: str = "safe") -> None:
+    def weigh(self, k: int, f: Fold, top: str, less: str = "safe", by: str = "LOG2E") -> None:
         """The tile's weights and values into the state; of 16-bit vectors the scores' peak is kept in base 2, so that
-        a weight takes one fused multiply-add. less: what is taken off the scores."""
+        a weight takes one fused multiply-add. less: what is taken off the scores; by: what makes them of base 2."""
         value = f.line.args[1]
         put = lambda text: self.put(self.depth, text)
-        log2e = " * LOG2E" if self.short else ""
+        log2e = f" * {by}" if self.short else ""
         put(f"higher{k} = tl.maximum(peak{k}, {top}{log2e})")
         put(f"safe{k} = tl.where(higher{k} == float('-inf'), 0.0, higher{k})")
         if less != "safe":
             put(f"{less}{k} = tl.where(skip{k}, float('inf'), safe{k})")
         if self.short:
-            put(f"weight{k} = tl.exp2(score{k} * LOG2E - {less}{k}[:, None])")
+            put(f"weight{k} = tl.exp2(score{k} * {by} - {less}{k}[:, None])")
             put(f"keep{k} = tl.exp2(peak{k} - safe{k})")
         else:
             put(f"weight{k} = tl.exp2((score{k} - {less}{k}[:, None]) * LOG2E)")
@@ -115,12 +115,15 @@ class FoldEmitter(RowEmitter):
         put(f"peak{k} = higher{k}")
         put(f"total{k} = total{k} * keep{k} + tl.sum(weight{k}, 1)")
         if f.field is not None:
-            put(f"sum{k} = sum{k} * keep{k}[:, None]")
+            self.rescale(k)
             self.add(k, f)
         else:
             each = f"weight{k} * {self.edges.text(value, 'f32', 'mn')}"
             each = each if self.how == "full" else f"tl.where(live, {each}, 0.0)"
             put(f"sum{k} = sum{k} * keep{k} + tl.sum({each}, 1)")
+
+    def rescale(self, k: int) -> None:
+        self.put(self.depth, f"sum{k} = sum{k} * keep{k}[:, None]")
 
     # Results.
 

@@ -159,13 +159,16 @@ class RowEmitter:
             if a in dims:
                 self.parameters.append(Parameter(f"{name}_h{k}", kind, (*of, a)))
 
-    def signature(self) -> None:
+    def names_of_arguments(self) -> str:
         constants = ("width", "block", "BLOCK_M", "BLOCK_N", "MASKED", "PRECISION", "EARLY")
-        plain = ("size", "count", "num_own", "num_other", "num_heads", "group", "splits", "low", "high", "num_blocks")
+        return ", ".join([q.name + (": tl.constexpr" if q.kind in constants else "") for q in self.parameters])
+
+    def signature(self) -> None:
+        sizes = ("size", "count", "num_tiles", "num_own", "num_other", "num_heads", "num_blocks")
+        plain = (*sizes, "group", "splits", "low", "high")
         quiet = [q.name for q in self.parameters if q.kind in plain]
-        names = [q.name + (": tl.constexpr" if q.kind in constants else "") for q in self.parameters]
         self.put(0, f"@triton.jit(do_not_specialize={quiet!r})")
-        self.put(0, f"def propagate({', '.join(names)}):")
+        self.put(0, f"def propagate({self.names_of_arguments()}):")
 
     # Where this program is.
 
@@ -176,14 +179,14 @@ class RowEmitter:
         splits = "1" if self.stage == "merge" else "splits"
         heads = f"num_heads, group, {splits}, {self.owners_are_rows()}"
         if self.span == "blocks" and self.stage != "merge":
-            put(f"slot, head, split = place(tl.num_programs(0) // (num_heads * splits), {heads})")
+            put(self.placed("tl.num_programs(0) // (num_heads * splits)", heads))
             put("tile, own_low, own_high, other_low, other_high, low, high = find_block(")
             put("    slot, prefix, own_bounds, other_bounds, block_low, block_high, num_blocks, num_own, num_other,")
             put(f"    {not self.owners_are_rows()})")
             put(f"own_first = own_low{unit} + tile * BLOCK_M")
             put(f"own_end = own_high{unit}")
         else:
-            put(f"slot, head, split = place(tl.cdiv(num_own{unit}, BLOCK_M), {heads})")
+            put(self.placed(f"tl.cdiv(num_own{unit}, BLOCK_M)", heads))
             put("own_first = slot * BLOCK_M")
             put(f"own_end = num_own{unit}")
         put("item = own_first + tl.arange(0, BLOCK_M)" if unit else "own = own_first + tl.arange(0, BLOCK_M)")
@@ -198,6 +201,9 @@ class RowEmitter:
                 rest = f"({rest} // H{k})"
         put(f"first_row = own_first{unit.replace('*', '//')}")
         put(f"last_row = (tl.minimum(own_first + BLOCK_M, own_end) - 1){unit.replace('*', '//')}")
+
+    def placed(self, tiles: str, heads: str) -> str:
+        return f"slot, head, split = place({tiles}, {heads})"
 
     def base(self, x: Input) -> tuple[str, str]:
         """The pointer of a field at this program's head, and what a packed head adds a row."""

@@ -151,7 +151,7 @@ class Emitter(Products):
         typed = [f"{a[0]}: tl.float64" if a[1] == "scalar" else a[0] for a in self.arguments]
         sizes = [f"D{k}: tl.constexpr, B{k}: tl.constexpr" for k in range(len(self.axes))]
         quiet = [n for n in work if n[:4] == "num_"] + [a[0] for a in self.arguments if a[1] == "rows"]
-        signature = ", ".join([*typed, *slots, *work, *sizes, constants, "PRECISION: tl.constexpr"])
+        signature = ", ".join([*typed, *slots, *work, *sizes, constants, "PRECISION: tl.constexpr, EACH: tl.constexpr"])
         # how lists lie in memory makes no other kernel: their entries are read one by one
         lists = [n for n in work if n in ("items", "merges", "col", "number_of")]
         once = f"@triton.jit(do_not_specialize={quiet!r}, do_not_specialize_on_alignment={lists!r})"
@@ -353,7 +353,7 @@ class Emitter(Products):
         if not real:
             return f"tl.store({base} + {first}, {text}, mask={live})"
         n, inside, padded = self.features(axes)
-        at = n if whole else self.packed(axes)
+        at = n if whole else self.in_lanes(self.body.finish, n + "_row", self.packed(axes), axes)
         return f"store_features({base}, {first}, {live}, {at}, {inside}, {text}, {'False' if whole else padded})"
 
     def packed(self, axes: tuple) -> str:
@@ -408,8 +408,9 @@ class Emitter(Products):
         if not real:
             self.body.edge.append(f"tl.store({base} + number, {text}.to({base}.dtype.element_ty), mask=live)   # {ref}")
             return
-        _, inside, padded = self.features(axes)
-        where = f"{base}, number * {self.width(axes, 'D')}, live, {self.packed(axes)}, {inside}"
+        n, inside, padded = self.features(axes)
+        at = self.in_lanes(self.body.edge, n + "_row", self.packed(axes), axes)
+        where = f"{base}, number * {self.width(axes, 'D')}, live, {at}, {inside}"
         self.body.edge.append(f"store_features({where}, {text}, {padded})   # {ref}")
 
 

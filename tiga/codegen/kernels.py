@@ -11,7 +11,6 @@ from types import BuiltinFunctionType
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
 
 from tiga.passes import LOG
 
@@ -149,7 +148,7 @@ def compiled(text: str, fn: Any, values: list, plan: Geometry, device: Any) -> A
     """
     kinds: list[Any] = []
     for value, parameter in zip(values, fn.params):
-        if isinstance(value, Tensor):
+        if hasattr(value, "data_ptr"):
             any_place = parameter.do_not_specialize_on_alignment
             kinds.append((value.dtype, any_place or value.data_ptr() % 16 == 0))
         elif parameter.is_constexpr or isinstance(value, str):

@@ -33,8 +33,12 @@ COUNT = Source(
     tuple([Parameter(x, x) for x in ("own_bounds", "prefix", "num_blocks", "num_own", "unit", "BLOCK_M", "BLOCK")]),
     (),
 )
+BETWEEN = ("spoiled", "ranges", "ordered")  # memory between the launches of the hopper skeleton
+_FIXED = {"count": COUNT, "list": LIST, **bounds.STAGES}
 WIDEST = 512  # of a vector that a tile holds whole
 GROUP = 32 << 20  # bytes of the other end's fields that heads visited at a time may have: what a cache keeps
+FEW_SPILLED = 64  # registers of a thread in memory, which cost less than
+TINY = 256  # numbers of a tile
 _MOST_RECORDS = 4096
 
 
@@ -88,13 +92,12 @@ class Call:
         self.origins = {name: Origin("tensors", k) for k, name in enumerate(self.tensors)}  # until launches make more
         self.device = tensors[0].device
         self.num_dst, self.num_src = (ints[1], ints[0]) if p.reverse else (ints[0], ints[1])
-        shapes = tuple([t.shape for t in tensors])
-        kinds = tuple([(t.stride(), t.dtype, t.data_ptr() & 15) for t in tensors])
-        self.key = (shapes, kinds, ints, self.device, float32_setting())
+        self.given, self.shapes = tensors, tuple([t.shape for t in tensors])
 
     @functools.cached_property
-    def shapes(self) -> tuple:
-        return self.key[0]
+    def key(self) -> tuple:
+        kinds = tuple([(t.stride(), t.dtype, t.data_ptr() & 15) for t in self.given])
+        return (self.shapes, kinds, self.ints, self.device, float32_setting())
 
     def size(self, size: Any) -> int:
         return evaluate_size(size, self.shapes, self.p.operands)
@@ -113,6 +116,7 @@ class Record:
     tensors: tuple[tuple[int, str], ...]  # (position, name)
     scalars: tuple[tuple[int, str], ...]
     outputs: tuple[tuple[int, int], ...]
+    descriptors: tuple[tuple[int, Callable[[Call], Any]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,9 @@ class Steps:
 
     records: tuple[Record, ...]
     states: tuple[tuple[str, tuple, torch.dtype], ...]
+    plan: Plan | None = None
     timed: bool = False
+    noted: tuple[str, ...] = ()  # passes
 
     @property
     def spilled(self) -> int:
@@ -142,12 +148,19 @@ def launch(ready: Prepared, call: Call, spans: Callable[[Prepared, Call, int], d
     if steps is None or (not steps.timed and tuning.tuning(call.device)):
         if len(known) >= _MOST_RECORDS:
             known.clear()
+        from tiga.codegen.launch_hopper import hopper_steps  # which is built of what is defined here
+
         tape, call.tape = call.tape, None  # launches to time plans by are no part of the call
-        steps = known[call.key] = _Launch(ready, call, spans).steps()
+        found = hopper_steps(ready, call, spans)
+        steps = known[call.key] = found if found is not None else Launch(ready, call, spans).steps()
         call.tape = tape
         for record in steps.records:
             keep(record.text, record.runner.compiled)
     _execute(steps, ready, call, spans)
+    for name in steps.noted:
+        passes.ran(name)
+        if call.tape is not None:
+            call.tape.noted.add(name)
     return steps.texts
 
 
@@ -177,6 +190,10 @@ def _run(record: Record, ready: Prepared, call: Call, spans: Any, told: dict[str
         arguments[at] = call.scalars[name]
     for at, k in record.outputs:
         arguments[at] = call.outputs[k]
+    for at, make in record.descriptors:
+        arguments[at] = make(call)
+        if call.tape is not None:
+            call.tape.computed(arguments[at], described(make, call))
     if call.tape is not None:
         numbers = {name: Origin("scalars", k) for k, name in enumerate(call.p.scalars)}
         sources = [(at, call.origins[name]) for at, name in record.tensors if name in call.origins]
@@ -191,11 +208,20 @@ def again(spans: Any, ready: Prepared, call: Call, name: str, block_m: int) -> C
     return lambda tensors: spans(ready, Call(p, tensors, ints, scalars, []), block_m)[name]
 
 
-class _Launch:
-    """Prepares the launches of one work for sizes and strides not seen before."""
+def described(make: Any, call: Call) -> Callable[[list[Tensor]], Any]:
+    """What makes the descriptor of an operand for another call like this one."""
+    p, ints, scalars = call.p, call.ints, tuple(call.scalars.values())
+    return lambda tensors: make(Call(p, tensors, ints, scalars, []))
 
-    def __init__(self, ready: Prepared, call: Call, spans: Any) -> None:
+
+class Launch:
+    """Prepares the launches of one work for sizes and strides not seen before. make: what gives a runner."""
+
+    def __init__(
+        self, ready: Prepared, call: Call, spans: Any, make: Callable[..., Runner | None] | None = None
+    ) -> None:
         self.ready, self.call, self.spans, self.work = ready, call, spans, ready.work
+        self.make = runner if make is None else make
         work = ready.work
         self.sizes = {a: call.size(a) for a in work.axes}
         self.unit = self.sizes[work.packed] if work.packed is not None else 1
@@ -211,22 +237,16 @@ class _Launch:
     def steps(self) -> Steps:
         if self.items == 0 or self.heads == 0:
             return Steps((), ())
-        source = self.ready.source()
-        widths = [self.call.size(v) for v in source.vectors]
-        if max(widths, default=0) > WIDEST:
-            raise Refused(f"a vector of {max(widths)}, wider than {WIDEST}")
-        padded = {v: max(16, 1 << (w - 1).bit_length()) for v, w in zip(source.vectors, widths)}
-        itemsize = max(
-            [self.call.tensors[x.ref].element_size() for x in self.work.inputs if x.mode == "vector"], default=4
-        )
+        source, itemsize = self.ready.source(), self.widths()
+        padded = self.padded.values()
         sums = sum([f.field is not None for f in self.work.folds])
-        self.precision = precision(itemsize, self.call.device)
-        self.padded = padded
-        some = plans(max(padded.values(), default=16), itemsize, max(sums, 1), self.items)
+        some = plans(max(padded, default=16), itemsize, max(sums, 1), self.items)
         timed = self.work.tile is None and self.work.within is None and tuning.tuning(self.call.device)
-        some = self.tuned(source, some, (*padded.values(), itemsize), timed)
+        some = self.tuned(source, some, (*padded, itemsize), timed)
         best: Steps | None = None
         for plan in plans_of(self.work, some, itemsize, self.items):
+            if best is not None and best.spilled <= FEW_SPILLED and plan.block_m * plan.block_n <= TINY:
+                break
             found = self.with_plan(plan)
             if found is not None and (best is None or found.spilled < best.spilled):
                 best = found
@@ -234,8 +254,22 @@ class _Launch:
                 break
         if best is None:
             tiles = "" if self.work.tile is None else f" with prune_tile={self.work.tile}"
-            raise Refused(f"no plan fits vectors of {' and '.join(map(str, widths))}{tiles} on this device")
+            widths = [str(self.call.size(v)) for v in source.vectors]
+            raise Refused(f"no plan fits vectors of {' and '.join(widths)}{tiles} on this device")
         return dataclasses.replace(best, timed=timed)
+
+    def widths(self) -> int:
+        """Finds the padded widths of vectors, and how their products are made; gives the widest item of them."""
+        vectors = self.ready.source().vectors
+        widths = [int(self.call.size(v)) for v in vectors]
+        if max(widths, default=0) > WIDEST:
+            raise Refused(f"a vector of {max(widths)}, wider than {WIDEST}")
+        self.padded = {v: max(16, 1 << (w - 1).bit_length()) for v, w in zip(vectors, widths)}
+        itemsize = max(
+            [self.call.tensors[x.ref].element_size() for x in self.work.inputs if x.mode == "vector"], default=4
+        )
+        self.precision = precision(itemsize, self.call.device)
+        return itemsize
 
     def tuned(self, source: Source, some: list[Plan], words: tuple, timed: bool) -> list[Plan]:
         """The plans to try: first that which was the fastest, where it was looked for."""
@@ -266,7 +300,7 @@ class _Launch:
             if found is None:
                 return None
             records.append(found)
-        return Steps(tuple(records), tuple([(n, *x) for n, x in self.states.items()]))
+        return Steps(tuple(records), tuple([(n, *x) for n, x in self.states.items()]), plan)
 
     def tiles(self) -> int:
         """Tiles of owners; of blocks at most so many."""
@@ -294,12 +328,11 @@ class _Launch:
 
     def record(self, stage: str) -> Record | None:
         """The launch of one kernel; None where the plan does not fit."""
-        fixed = {"count": COUNT, "list": LIST, **bounds.STAGES}
-        source = fixed[stage] if stage in fixed else self.ready.source(stage)
-        values, tensors, scalars, outputs = [], [], [], []
+        source = self.source(stage)
+        values, tensors, scalars, outputs, descriptors = [], [], [], [], []
         self.constants = self.numbers()
         made: dict[str, Any] = {}
-        if stage not in ("merge", *fixed) and self.ready.span != "nodes":
+        if stage not in ("merge", *_FIXED) and self.ready.span != "nodes":
             made = self.spans(self.ready, self.call, self.plan.block_m)
         for at, q in enumerate(source.parameters):
             value = self.value(q.kind, q.of, made)
@@ -317,6 +350,10 @@ class _Launch:
                 tensors.append((at, bounds.tensor(q.kind, self.ready.span)))
             elif q.kind == "scalar":
                 scalars.append((at, q.of[0]))
+            elif q.kind in BETWEEN:
+                tensors.append((at, q.kind))
+            elif q.kind == "descriptor":
+                descriptors.append((at, self.descriptor(q.of[1])))
             elif q.kind == "output":
                 o = self.output(q.of)
                 if o.result is None:
@@ -326,20 +363,29 @@ class _Launch:
             elif isinstance(value, Tensor):
                 tensors.append((at, "&" + q.kind + str(self.plan.block_m)))
             values.append(value)
-        grid = ((self.tiles() if stage != "merge" else -(-self.items // self.plan.block_m)) * self.heads,)
-        if stage == "list":
-            grid = (list_rows(self.work, self.call.tensors),)
-        if stage in bounds.STAGES:
-            grid = (bounds.programs(stage, self.call.ints, self.plan.block_m),)
-        grid = (1,) if stage == "count" else (grid[0] * self.splits,) if stage == "part" else grid
-        found = runner(source.text, values, self.plan, grid, self.call.device)
+        found = self.make(source.text, values, self.plan, self.grid(stage), self.call.device)
         if found is None:
             return None
         for at, name in tensors:
             values[at] = self.plan.block_m if name[0] == "&" else None
-        for at, _ in outputs:
+        for at, _ in (*outputs, *descriptors):
             values[at] = None
-        return Record(source.text, found, tuple(values), tuple(tensors), tuple(scalars), tuple(outputs))
+        changing = (tensors, scalars, outputs, descriptors)
+        return Record(source.text, found, tuple(values), *[tuple(x) for x in changing])
+
+    def source(self, stage: str) -> Source:
+        return _FIXED[stage] if stage in _FIXED else self.ready.source(stage)
+
+    def grid(self, stage: str) -> tuple:
+        if stage in bounds.STAGES:
+            return (bounds.programs(stage, self.call.ints, self.plan.block_m),)
+        if stage in _FIXED:
+            return (list_rows(self.work, self.call.tensors) if stage == "list" else 1,)
+        tiles = self.tiles() if stage != "merge" else -(-self.items // self.plan.block_m)
+        return (tiles * self.heads * (self.splits if stage == "part" else 1),)
+
+    def descriptor(self, x: Any) -> Callable[[Call], Any]:
+        raise NotImplementedError
 
     def value(self, kind: str, of: tuple, made: dict) -> Any:
         call = self.call

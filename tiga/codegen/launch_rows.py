@@ -18,7 +18,7 @@ from torch import Tensor
 from tiga import passes
 from tiga.codegen.emit_rows import Emitter, Source
 from tiga.codegen.kernels import Runner, bare, compiled, float32_setting, keep, load, multiprocessors, precision
-from tiga.codegen.plan_rows import Bucket, Plan, bucket, plans, programs
+from tiga.codegen.plan_rows import Plan, bucket, plans, programs
 from tiga.codegen.replay import Source as Origin
 from tiga.codegen.replay import Tape
 from tiga.codegen.rows import Analysis, Pass, Refused
@@ -140,7 +140,7 @@ class Record:
     """All that a pass needs at tensors of one layout, however many rows and edges there are.
 
     slots: (which, elements a slot, dtype) of the states that pieces leave; parts: (which, shape, dtype) of the sums
-    that each program keeps, of `most` programs.
+    that each program keeps, of `most` programs; sizes, constants: what the kernels were told of these tensors.
     """
 
     plan: Plan
@@ -149,6 +149,8 @@ class Record:
     slots: tuple[tuple[tuple, int, torch.dtype], ...]
     parts: tuple[tuple[tuple, tuple, torch.dtype], ...]
     most: int
+    sizes: dict[Any, int]
+    constants: dict[str, bool]
 
 
 _records: dict[tuple, Record] = {}
@@ -170,31 +172,41 @@ def launch(
     p: Program, ready: Prepared, tensors: dict, shapes: tuple, graph: Listed, key: tuple, noted: Noted | None = None
 ) -> None:
     """Run one pass; partial sums of its sums over all edges are left in tensors["parts", ref]."""
-    items, merges, col, number, num_own, num_far = graph
-    num_items, num_merges, num_edges, device = items.shape[0], merges.shape[0], col.shape[0], col.device
+    num_items, num_merges, num_edges = graph.items.shape[0], graph.merges.shape[0], graph.col.shape[0]
+    num_far, device = graph.num_far, graph.col.device
     if num_items == 0:
         return
-    num_slots = num_items - num_own + num_merges
-    tensors.update(zip(_LISTS, (items, merges, col, col if number is None else number)))
-    tensors.update(zip(_NUMBERS, (num_items, num_own, num_far, num_edges, num_slots)))
+    num_slots = listed(tensors, graph)
     wide = any([t.shape[0] * t.stride(0) >= FAR_AWAY for t in [tensors[name] for name in ready.gathered]])
     key = (ready, num_merges > 0, max(num_items, num_far, num_edges) >> 31 > 0, wide, key)
     record = _records.get(key)
     if record is None:
         if len(_records) >= MOST_RECORDS:
             _records.clear()
-        record = _records[key] = recorded(p, ready, tensors, shapes, graph, bucket(num_own, num_edges), wide)
-    grid = programs(-(-num_items // record.plan.rows), multiprocessors(device))
-    if record.most:
-        grid = min(grid, record.most)
-    for name, width, dtype in record.slots:
-        tensors[name] = torch.empty(num_slots * width, dtype=dtype, device=device)
-    for name, shape, dtype in record.parts:
-        tensors[name] = torch.empty((grid, *shape), dtype=dtype, device=device)
+        record = _records[key] = recorded(p, ready, tensors, shapes, graph, wide)
+    grid = programs(-(-num_items // record.plan.rows), multiprocessors(device), record.most)
+    memory(record, tensors, grid, num_slots, device)
     with current(device):
         record.main(grid, tensors, noted)
         if record.merge is not None:
             record.merge(num_merges, tensors, noted)
+
+
+def listed(tensors: dict, graph: Listed) -> Any:
+    """Names a relation's lists and numbers among the tensors of a call; how many slots pieces have."""
+    items, merges, col, number, num_own, num_far = graph
+    num_slots = items.shape[0] - num_own + merges.shape[0]
+    tensors.update(zip(_LISTS, (items, merges, col, col if number is None else number)))
+    tensors.update(zip(_NUMBERS, (items.shape[0], num_own, num_far, col.shape[0], num_slots)))
+    return num_slots
+
+
+def memory(record: Record, tensors: dict, grid: Any, num_slots: Any, device: torch.device) -> None:
+    """What a pass of so many programs leaves for its merge, and for the sums over all edges."""
+    for name, width, dtype in record.slots:
+        tensors[name] = torch.empty(num_slots * width, dtype=dtype, device=device)
+    for name, shape, dtype in record.parts:
+        tensors[name] = torch.empty((grid, *shape), dtype=dtype, device=device)
 
 
 _LISTS = tuple([("list", name) for name in ("items", "merges", "col", "number_of")])
@@ -209,7 +221,7 @@ def current(device: torch.device) -> contextlib.AbstractContextManager:
 
 
 def recorded(
-    p: Program, ready: Prepared, tensors: dict, shapes: tuple, graph: Listed, size: Bucket, wide: bool
+    p: Program, ready: Prepared, tensors: dict, shapes: tuple, graph: Listed, wide: bool, compiling: Any = compiled
 ) -> Record:
     """Kernels for tensors of this layout: of the first plan that does not spill, else of that which spills least.
 
@@ -231,9 +243,10 @@ def recorded(
     every.update({x: torch.empty(n, dtype=dtype, device=device) for x, n, dtype in slots} if cut else {})
     every.update({x: torch.empty(shape, dtype=dtype, device=device) for x, shape, dtype in parts})
     constants = {"NUMBERED": graph.number is not None, "CUT": cut, "WIDE": wide}
+    size = bucket(graph.num_own, graph.col.shape[0])
     best: tuple[Call, Plan] | None = None
     for plan in plans(*widths(p, ready, tensors), matrix(ready.main, sizes), size, p.launch, bool(sums)):
-        main = made(ready.main, plan, every, constants, sizes, device)
+        main = made(ready.main, plan, every, constants, sizes, device, compiling)
         if main is not None and (best is None or main.spills < best[0].spills):
             best = (main, plan)
         if best is not None and best[0].spills == 0:
@@ -243,10 +256,15 @@ def recorded(
     main, plan = best
     end = None
     if cut and ready.merge is not None:
-        end = made(ready.merge, Plan(1, CHUNK, plan.warps), every, constants, sizes, device)
+        end = made(ready.merge, merging(plan), every, constants, sizes, device, compiling)
         if end is None:
             raise Refused("the states of a row's pieces do not fit this device")
-    return Record(plan, main, end, tuple(slots if cut else ()), tuple(parts), most)
+    return Record(plan, main, end, tuple(slots if cut else ()), tuple(parts), most, sizes, constants)
+
+
+def merging(plan: Plan) -> Plan:
+    """The plan of the kernel that ends rows whose pieces ran with this one."""
+    return Plan(1, CHUNK, plan.warps)
 
 
 def full_shape(p: Program, ref: str, shapes: tuple) -> tuple:
@@ -287,7 +305,9 @@ def matrix(source: Source, sizes: dict) -> int:
     return max([block(sizes.get(a, 1)) for a in source.factors], default=0)
 
 
-def made(source: Source, plan: Plan, tensors: dict, constants: dict, sizes: dict, device: torch.device) -> Call | None:
+def made(
+    source: Source, plan: Plan, tensors: dict, constants: dict, sizes: dict, device: torch.device, compiling: Any
+) -> Call | None:
     """The kernel for these arguments; None where it outgrows the chip."""
     values, changing = arguments(source, plan, tensors, constants, sizes, device)
     given = {at for at, _ in changing}
@@ -295,7 +315,7 @@ def made(source: Source, plan: Plan, tensors: dict, constants: dict, sizes: dict
     if device.type != "cuda":  # Triton's interpreter
         fn = load(source.text)
         return Call(lambda grid, values: fn[(grid,)](*values, num_warps=plan.warps), kept, changing)
-    kernel = compiled(source.text, load(source.text), values, plan, device)
+    kernel = compiling(source.text, load(source.text), values, plan, device)
     if kernel is None:
         return None
     keep(source.text, kernel)
@@ -321,7 +341,33 @@ def arguments(
             values.append(None if what == "slots" else layout(what, rest, tensors))
     for a in source.axes:
         values += [sizes[a], block(sizes[a])]
-    return [*values, plan.rows, plan.block_e, precision(4, device)], tuple(changing)
+    values += [plan.rows, plan.block_e, precision(4, device), lanes(source, plan, tensors)]
+    return values, tuple(changing)
+
+
+def lanes(source: Source, plan: Plan, tensors: dict) -> int:
+    """How many numbers of a vector a thread takes, where a program's rows of the widest ones fill its warps.
+
+    At most 16 bytes of each vector; 0 leaves it to Triton, where that is what it does anyway and where a vector's
+    numbers do not lie side by side.
+    """
+    wide = {}
+    for _, what, *rest in source.arguments:
+        if what in ("field", "out"):
+            sizes = [block(n) for n in tensors[what, rest[0]].shape]
+            shared = what == "field" and ("row", rest[0]) not in {a[1:] for a in source.arguments}
+            wide[what, rest[0]] = math.prod(sizes if shared else sizes[1:])
+    most = max(wide.values(), default=1)
+    each, usual = most * plan.rows // (32 * plan.warps), set()
+    for name, n in wide.items():
+        if 2 * n >= most:
+            t = tensors[name]
+            last = [(n, s) for n, s in zip(t.shape, t.stride()) if n != 1][-1:]
+            if not last or last[0][1] != 1:
+                return 0
+            each = min(each, 16 // t.element_size(), block(last[0][0]))
+            usual.add(16 // t.element_size())
+    return 0 if usual == {each} else each
 
 
 def layout(what: str, rest: list, tensors: dict) -> int:

@@ -118,9 +118,22 @@ class Lines:
                 f"{n}_{j}.to(tl.int64) * " + self.argument(f"{stem}_s{k}", "stride", ref, rows + k)
                 for j, k in enumerate([k for k, a in enumerate(axes) if a != 1])
             ]
-            self.body.once.append(f"{stem}_at = {' + '.join(terms)}")
-            self.offsets[ref, axes] = stem + "_at"
+            self.offsets[ref, axes] = self.in_lanes(self.body.once, stem + "_at", " + ".join(terms), axes)
         return self.offsets[ref, axes]
+
+    def in_lanes(self, body: list[str], name: str, text: str, axes: tuple) -> str:
+        """Offsets of a vector's features, of which a thread takes EACH that lie side by side where they fill warps.
+
+        Left to itself Triton gives a thread 16 bytes, and to the threads left over other edges, whose sums then cross
+        threads. It heeds what is said of an operation in the kernel's own text, of none in a function's.
+        """
+        numbers = " * ".join([self.block(a) for a in axes if a != 1])
+        body += [
+            f"{name} = {text}",
+            f"if EACH > 0 and {numbers} >= 16 * EACH:",
+            f"    {name} = tl.max_contiguous({name}, EACH)",
+        ]
+        return name
 
     def base(self, ref: str) -> str:
         for a in self.arguments:

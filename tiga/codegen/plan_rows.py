@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 REGISTERS = 32
 """Of a thread, for one value of all edges that a program visits at a time: several such live at once."""
@@ -90,9 +90,10 @@ def _plans(row_bytes: int, features: int, matrix: int, size: Bucket, sums: bool)
     return [*[Plan(rows, edges >> k, warps) for k in range(3) if edges >> k], Plan(1, 1, max(4, warps))]
 
 
-def programs(groups: int, processors: int) -> int:
-    """How many programs visit so many groups of items: all at once where they fit the GPU."""
-    return max(min(groups, 2 * processors * 32), -(-groups // PACKED))
+def programs(groups: Any, processors: int, most: int = 0, larger: Any = max, smaller: Any = min) -> Any:
+    """How many programs visit so many groups of items: all at once where they fit the GPU; at most so many, if any."""
+    found = larger(smaller(groups, 2 * processors * 32), -(-groups // PACKED))
+    return smaller(found, most) if most else found
 
 
 def _power(x: float) -> int:

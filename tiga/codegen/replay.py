@@ -78,6 +78,7 @@ class Tape:
     def __init__(self, tensors: Sequence[Tensor], outputs: list[Tensor], scalars: int) -> None:
         self.device, self.outputs = tensors[0].device, outputs
         self.whole, self.name = True, ""
+        self.noted: set[str] = set()  # passes that ran besides
         self.counts = {"tensors": len(tensors), "outputs": len(outputs), "scalars": scalars}
         self.scratch: list[Any] = []  # held until the recipe is made, so that none takes the place of another
         self.zeroed: list[int] = []
@@ -138,7 +139,7 @@ class Recipe:
     def __init__(self, program: str, tape: Tape) -> None:
         self.device, self.note = tape.device, passes.Run(program)
         self.note.visit, self.note.sources = tape.name, tape.texts
-        self.note.names = {"verify", "check", tape.name}
+        self.note.names = {"verify", "check", tape.name, *tape.noted}
         between = [k for k in range(len(tape.scratch)) if k not in tape.sums and k not in tape.made]
         self.outputs = tuple([form_of(t) for t in tape.outputs])
         self.parts = tuple([form_of(tape.scratch[k]) for k in tape.sums])

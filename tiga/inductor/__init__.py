@@ -21,7 +21,13 @@ def _neighbours() -> None:
     fusion.install()
 
 
-HOOKS: tuple[Callable[[], None], ...] = (_version, _neighbours)
+def _kernels() -> None:
+    from tiga.inductor import lowering
+
+    lowering.install()
+
+
+HOOKS: tuple[Callable[[], None], ...] = (_version, _neighbours, _kernels)
 """What tiga registers with Inductor, each once."""
 
 _installed = False
@@ -38,13 +44,16 @@ def install() -> None:
     if _installed or not _is_there():
         return
     _installed = True
-    try:
-        for hook in HOOKS:
+    lacking = []
+    for hook in HOOKS:
+        try:
             hook()
-    except (ImportError, AttributeError, TypeError) as e:
+        except (ImportError, AttributeError, TypeError) as e:
+            lacking.append(str(e))
+    if lacking:
         warnings.warn(
-            f"tiga: this version of Inductor lacks a hook ({e}); compiled programs are right, but not fused with their "
-            "neighbours.",
+            f"tiga: this version of Inductor lacks a hook ({'; '.join(lacking)}); compiled programs are right, but not "
+            "fused with their neighbours, or not a part of the compiler's code.",
             stacklevel=2,
         )
 

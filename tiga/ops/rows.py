@@ -73,13 +73,16 @@ def run(
     if plan.reason:
         return plan.reason
     try:
-        _Rows(p, tensors, ints, scalars, outputs, plan, tape).run()
+        Rows(p, tensors, ints, scalars, outputs, plan, tape).run()
     except Refused as e:
         return str(e)
+    passes.launched("launch-rows", plan.texts)
     return ""
 
 
-class _Rows(Nodes):
+class Rows(Nodes):
+    """One call: its values as far as they are known, by name."""
+
     def __init__(
         self,
         p: Program,
@@ -101,14 +104,17 @@ class _Rows(Nodes):
         self.whole = Whole(self.num_dst)
         self.lists = Lists(tuple(tensors[count:]), ints)
         self.parts: dict[str, Any] = {}
-        self.key = layout_key(p, tensors, self.shapes, self.lists)
+        self.given = tensors
+
+    @functools.cached_property
+    def key(self) -> tuple:
+        return layout_key(self.p, self.given, self.shapes, self.lists)
 
     def run(self) -> None:
         for line in self.plan.early:
             self.node(line)
         for k in self.plan.passes:
             self.edges(k)
-        passes.launched("launch-rows", self.plan.texts)
         if self.tape is not None:
             self.tape.ran("launch-rows", self.plan.texts)
             self.tape.whole = self.tape.whole and not (self.plan.early or self.plan.late)
@@ -134,13 +140,17 @@ class _Rows(Nodes):
         for ref in work.stored:
             # an edge that no row holds is visited by nobody
             tensors["out", ref] = self.outputs[filled[ref]].zero_()
-        launch(p, ready, tensors, self.shapes, self.lists.of(work), self.key, self.noted(work))
+        self.start(ready, tensors)
         for f in work.shared:
             parts = tensors.get(("parts", f.outs[0]))
             self.fields[f.outs[0]] = self.zeros(f.outs[0]) if parts is None else parts.sum(0)
             self.parts[f.outs[0]] = parts
         for ref in (*work.results, *work.stored):
             (self.here if p.types[ref].place == "dst" else self.fields)[ref] = tensors["out", ref]
+
+    def start(self, ready: Prepared, tensors: dict) -> None:
+        work = ready.work
+        launch(self.p, ready, tensors, self.shapes, self.lists.of(work), self.key, self.noted(work))
 
     def noted(self, work: Pass) -> Noted | None:
         """Where the tensors of a pass come from, where this call is noted."""

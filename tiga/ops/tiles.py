@@ -58,13 +58,17 @@ def run(
         tensors = [t.contiguous() if t.dtype == torch.uint8 else t for t in tensors]
     call = Call(p, tensors, tuple(ints), scalars, outputs, tape)
     try:
-        _run(plan, kernels, call, tensors, scalars)
+        ran = visit(plan, kernels, call, tensors, scalars)
     except Refused as e:
         return str(e)
+    passes.launched("launch-tiles", ran)
     return ""
 
 
-def _run(plan: Tiles, kernels: tuple[Prepared, ...], call: Call, tensors: Any, scalars: Any) -> None:
+def visit(
+    plan: Tiles, kernels: tuple[Prepared, ...], call: Call, tensors: Any, scalars: Any, start: Any = launch
+) -> tuple[str, ...]:
+    """Fill the outputs of a call; the texts that ran. start: what is done with one work."""
     p, tape = call.p, call.tape
     by_torch = None
     if plan.early or plan.late or any(r not in _results(kernels) for r in range(len(p.returns))):
@@ -79,8 +83,7 @@ def _run(plan: Tiles, kernels: tuple[Prepared, ...], call: Call, tensors: Any, s
         for o in ready.work.outputs:
             if o.result is None:
                 call.tensors[o.ref] = _buffer(call, ready, o)
-        ran += launch(ready, call, spans)
-    passes.launched("launch-tiles", ran)
+        ran += start(ready, call, spans)
     if tape is not None:
         tape.ran("launch-tiles", ran)
     if by_torch is not None:
@@ -94,6 +97,7 @@ def _run(plan: Tiles, kernels: tuple[Prepared, ...], call: Call, tensors: Any, s
             if k not in _results(kernels):
                 x = by_torch.value(ref, by_torch.whole)
                 out.copy_(x.expand(out.shape) if x.dim() == out.dim() else x)
+    return ran
 
 
 @functools.lru_cache(4096)
@@ -172,7 +176,7 @@ def spans(ready: Prepared, call: Call, block_m: int) -> dict[str, Any]:
         assert band is not None
         # beyond any pair, and within int32, which keeps a mask in half the registers
         far = ints[0] + ints[1] + 1
-        low, high = (max(-far, min(far, x)) for x in band(ints))
+        low, high = (relations.largest(-far, relations.least(far, x)) for x in band(ints))
         rows = (work.owner == "dst") != p.reverse
         found["low"], found["high"] = (low, high) if rows else (-high, -low)
     if work.reads_numbers:

@@ -1,0 +1,184 @@
+"""Kernels of the hopper skeleton, compiled for sm_90 without a GPU; which works they take, and why not the others."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import compiled_hopper
+import pytest
+import torch
+
+import tiga as tg
+from tiga.adjoint import adjoint, augment
+from tiga.codegen import hopper, launch_hopper, plan_hopper
+from tiga.ops import tiles
+from tiga.parser import parse
+
+ROWS, HEADS = 300, 2
+
+
+@pytest.fixture(autouse=True)
+def every_form(monkeypatch):
+    monkeypatch.setattr(plan_hopper, "PROVEN", frozenset(plan_hopper._TABLE))
+
+
+class Attention(tg.MessagePassing):
+    reducer = tg.online_softmax()
+
+    def edge(self, src, dst, edge, scale):
+        return self.reducer((src.key * dst.query).sum(-1) * scale, src.value)
+
+
+class Positions(tg.MessagePassing):
+    """A cap, slopes, and numbers of both ends."""
+
+    reducer = tg.online_softmax()
+
+    def edge(self, src, dst, edge, scale):
+        score = 30 * torch.tanh((src.key * dst.query).sum(-1) * scale / 30)
+        return self.reducer(score + (src.pos - dst.pos) * dst.slope, src.value)
+
+
+def segments():
+    return tg.Graph.cu_seqlens(torch.tensor([0, 40, 40, ROWS]), num_dst=ROWS, num_src=ROWS)
+
+
+def fields(width, dtype=torch.bfloat16):
+    short = torch.zeros(ROWS, HEADS, width, dtype=dtype)
+    src, dst = {"key": short, "value": short}, {"query": short}
+    pos = torch.zeros(ROWS, 1)
+    return {**src, "pos": pos}, {**dst, "pos": pos, "slope": torch.zeros(ROWS, HEADS)}
+
+
+def lowered(program, graph, width, dtype=torch.bfloat16):
+    src, dst = fields(width, dtype)
+    if type(program) is Attention:
+        src, dst = {k: src[k] for k in ("key", "value")}, {"query": dst["query"]}
+    return program.lower(graph, src, dst, {}, scale=0.1)
+
+
+def forward(program, graph, width):
+    call = lowered(program, graph, width)
+    return str(augment(call.program)), call
+
+
+def backward(program, graph, width):
+    call = lowered(program, graph, width)
+    p = parse(call.program)
+    wanted = [k for k, o in enumerate(p.operands) if o.name in ("key", "query", "value")]
+    text = adjoint(call.program, tuple(wanted), (0,)).text
+    given = dict(zip([o.ref for o in p.operands], call.tensors))
+    saved = {"saved0": torch.zeros(ROWS, HEADS, width), "saved1": torch.zeros(ROWS, HEADS, 1)}
+    saved["grad0"] = torch.zeros(ROWS, HEADS, width, dtype=torch.bfloat16)
+    tensors = [given[o.ref] if o.ref in given else saved[o.name] for o in parse(text).operands]
+    relation = list(call.tensors[len(p.operands) :])
+    return text, SimpleNamespace(tensors=tensors + relation, ints=call.ints, scalars=call.scalars)
+
+
+CASES = {
+    "forward 128": (forward, Attention, lambda: tg.Graph.triangular(ROWS), 128, 1),
+    "forward 64, packed": (forward, Positions, segments, 64, 1),
+    "backward 128": (backward, Attention, lambda: tg.Graph.triangular(ROWS), 128, 2),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernel_keeps_its_promises(name):
+    """Of the plan that is taken: no register in memory in a loop over tiles, no product that waits for the one before,
+    and the exponentials of a tile between two waits for products, while some still run."""
+    how, program, graph, width, count = CASES[name]
+    made = [(plan, m) for _, plan, m in compiled_hopper.kernels_of(*how(program(), graph(), width)) if m is not None]
+    taken = [(plan, kernel) for plan, kernel in made if launch_hopper.faults(kernel) == ""]
+    assert len(taken) == count
+    for plan, kernel in taken:
+        assert "C75" not in kernel.log
+        assert len(launch_hopper.loops(kernel.asm["sass"])) >= plan.consumers
+        waits = compiled_hopper.waits(kernel.asm["sass"])
+        beside = [n for (left, _), (_, n) in zip(waits, waits[1:]) if left]
+        assert max(beside) >= plan.block_n // 4  # a thread has half as many pairs of a tile as that has columns
+
+
+def reason(program, graph, width, dtype=torch.bfloat16):
+    """Why the skeleton refuses the last work of a program."""
+    _, kernels, why = tiles.planned(parse(lowered(program, graph, width, dtype).program))
+    assert not why
+    ready = kernels[-1]
+    return hopper.refusal(ready.axes, dataclasses.replace(ready.work, packed=None), ready.span)
+
+
+def test_what_it_takes():
+    assert reason(Attention(), tg.Graph.triangular(ROWS), 128) == ""
+    assert reason(Positions(), segments(), 64) == ""
+    assert "16-bit" in reason(Attention(), tg.Graph.triangular(ROWS), 64, torch.float32)
+    i = torch.arange(ROWS)
+    two = tg.Graph.intervals(i * 0, i * 0 + 4, ROWS, i.clamp(min=4), i.clamp(min=4) + 1)
+    assert "rows2" in reason(Attention(), two, 64)
+
+
+class OnHopper(launch_hopper.HopperLaunch):
+    """Stops where the first kernel would be compiled."""
+
+    def record(self, stage):
+        raise launch_hopper.Refused("taken")
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        (torch.zeros(ROWS, HEADS, 64, dtype=torch.bfloat16), "taken"),
+        (torch.zeros(HEADS, ROWS, 64, dtype=torch.bfloat16).transpose(0, 1), "taken"),
+        (torch.zeros(ROWS, 1, 64, dtype=torch.bfloat16).expand(-1, HEADS, -1), "strides (64, 0, 1)"),
+        (torch.zeros(ROWS, HEADS, 68, dtype=torch.bfloat16)[..., :64], "strides (136, 68, 1)"),
+        (torch.zeros(ROWS * HEADS * 64 + 1, dtype=torch.bfloat16)[1:].view(ROWS, HEADS, 64), "strides"),
+        (torch.zeros(ROWS, HEADS, 80, dtype=torch.bfloat16), "vectors of 80"),
+    ],
+    ids=["contiguous", "heads outermost", "one for all heads", "a gap", "an odd address", "a width"],
+)
+def test_what_the_copy_engine_reads(monkeypatch, key, why):
+    monkeypatch.setattr(launch_hopper, "multiprocessors", lambda device: 1)
+    short = key.contiguous()
+    call = Attention().lower(tg.Graph.triangular(ROWS), {"key": key, "value": short}, {"query": short}, {}, scale=0.1)
+    p = parse(call.program)
+    (ready,) = tiles.planned(p)[1]
+    made = launch_hopper.Call(p, call.tensors, tuple(call.ints), call.scalars, [])
+    with pytest.raises(launch_hopper.Refused) as refused:
+        OnHopper(ready, made, tiles.spans).steps()
+    assert why in str(refused.value)
+
+
+def test_few_tiles_are_left_to_the_tiles_skeleton(monkeypatch):
+    monkeypatch.setattr(launch_hopper, "multiprocessors", lambda device: 132)
+    call = lowered(Attention(), tg.Graph.triangular(ROWS), 64)
+    p = parse(call.program)
+    (ready,) = tiles.planned(p)[1]
+    made = launch_hopper.Call(p, call.tensors, tuple(call.ints), call.scalars, [])
+    with pytest.raises(launch_hopper.Refused, match="leave multiprocessors idle"):
+        OnHopper(ready, made, tiles.spans).steps()
+
+
+def test_another_triton_is_refused(monkeypatch):
+    import triton
+
+    monkeypatch.setattr(triton, "__version__", "3.5.1")
+    assert "3.5.1" in launch_hopper._gluon.__wrapped__()
+    assert launch_hopper.unavailable(torch.device("cpu")) == "not sm_90"
+
+
+def test_faults_are_seen():
+    wait, product = "WARPGROUP.DEPBAR.LE gsb0, 0x0\n", "HGMMA.64x128x16.F32.BF16 R24\n"
+    made = lambda text, spills: SimpleNamespace(n_spills=spills, asm={"sass": text})
+    assert launch_hopper.faults(made(8 * product + wait, 0)) == ""
+    assert "8 waits for 8" in launch_hopper.faults(made(8 * (product + wait), 0))
+    loop = ".L_x_1:\n" + 8 * product + wait + "{}@P1 BRA `(.L_x_1) ;\n"
+    once = "STL [R1], R2\n.L_x_0:\n" + loop.format("") + "@!P0 BRA `(.L_x_0) ;\n"
+    assert launch_hopper.faults(made(once, 1)) == ""
+    assert "1 times a tile" in launch_hopper.faults(made(loop.format("LDL R2, [R1]\n"), 1))
+
+
+def test_the_schedule_under_the_interpreter():
+    here = Path(__file__).parent
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-p", "interpreted"]
+    done = subprocess.run([*command, "schedule_interpreted.py"], cwd=here, capture_output=True, text=True)
+    assert done.returncode == 0 and "6 passed" in done.stdout, done.stdout + done.stderr

@@ -1,0 +1,281 @@
+"""Gluon source of a work on edges, for Hopper: warpgroups that each do a different thing.
+
+One warp brings tiles of the owners' and the other end's vectors into shared memory. Each consumer, a warpgroup of 64
+owners, multiplies them, does the edge function's lines, and adds to its sums. Programs stay and take one tile of
+owners after another. A row whose sum is no number is noted, for a kernel of the tiles skeleton to do again with care.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tiga.codegen.emit_hopper_tiles import ConsumerEmitter
+from tiga.codegen.emit_nodes import Parameter, Source
+from tiga.codegen.ranges_hopper import RANGES, REACH, TOLD
+from tiga.codegen.tiles import Input
+from tiga.codegen.values import TRITON
+from tiga.types import compute_dtype
+
+HEAD = """from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from tiga.codegen import device_hopper as tl
+from tiga.codegen.device_hopper import edges_only, following, furthest, load_numbers, not_zero, over_features
+from tiga.codegen.device_hopper import place, reach_of_rows, sign, spoiled_rows, store_rows, tanh, tile_at, unknown
+
+LOG2E = gl.constexpr(1.4426950408889634)
+"""
+_WORD = re.compile(r"\b[A-Za-z_]\w*")
+
+
+class HopperEmitter(ConsumerEmitter):
+    def source(self) -> Source:
+        self.read_parameters()
+        self.buffers = self.shared_memory()
+        functions = [
+            self.function("reach", ["program"], self.reach()),
+            self.function("masked", ["WG: gl.constexpr", "program", "step", "x", "instead"], self.mask_of_tile()),
+            self.function("rows_of", ["WG: gl.constexpr", "program", *_PLACE], self.owners()),
+            self.function("consume", ["WG: gl.constexpr"], self.consumer()),
+            self.function("produce", [], self.producer()),
+        ]
+        text = HEAD + self.constants() + "".join(functions) + self.kernel()
+        return Source(text, tuple(self.parameters), tuple(self.vectors))
+
+    # Arguments and memory.
+
+    def read_parameters(self) -> None:
+        add, work = self.parameter, self.work
+        for x in work.inputs:
+            n = self.at(x)
+            if x.ref in self.p.scalars:
+                add(n, "scalar", x.ref)
+            elif x.mode == "vector":
+                add(n, "descriptor", x.ref, x)
+            else:
+                add(n, "tensor", x.ref)
+                if x.side != "shared":
+                    add(n + "_row", "row", x.ref)
+                self.strides(n, x.heads, "stride", x.ref, x)
+        for k, o in enumerate(work.outputs):
+            add(f"out{k}", "output", "node", k)
+            add(f"out{k}_row", "output row", "node", k)
+            self.strides(f"out{k}", o.dims, "output stride", "node", k)
+        add("spoiled", "spoiled")
+        for k, a in enumerate(work.axes):
+            add(f"H{k}", "size", a)
+        for name in ("num_own", "num_other", "num_heads", "group", "num_tiles"):
+            add(name, name)
+        for name in TOLD[self.span]:
+            add(name, name)
+
+    def constants(self) -> str:
+        plan, rows = self.plan, []
+        numbers = {"CONSUMERS": plan.consumers, "BLOCK_M": plan.block_m, "BLOCK_N": plan.block_n}
+        numbers.update(STAGES=plan.stages, OWNS=plan.owns)
+        rows += [f"{name} = gl.constexpr({n})" for name, n in numbers.items()]
+        rows.append("S = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N.value, 16]))  # of scores")
+        rows += ["ROWS = gl.constexpr(gl.SliceLayout(1, S.value))", "COLS = gl.constexpr(gl.SliceLayout(0, S.value))"]
+        rows.append("LINE = gl.constexpr(gl.BlockedLayout([1], [32], [1], [0]))")
+        for d in sorted({self.widths[x.vector] for x in self.summed}):
+            rows.append(f"O{d} = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {d}, 16]))  # of sums")
+            rows.append(f"W{d} = gl.constexpr(gl.DotOperandLayout(0, O{d}.value, 2))  # of weights")
+        return "\n".join(rows) + "\n"
+
+    def shared_memory(self) -> dict[str, str]:
+        """Buffers by name: how each is made. Barriers: those of the name's end; how many arrive there."""
+        short, found = self.short_dtype(), {}
+        for x in (*self.near, *self.far):
+            rows, count = ("64", "OWNS * CONSUMERS") if x.side == "own" else ("BLOCK_N", "STAGES")
+            d = self.widths[x.vector]
+            layout = f"gl.NVMMASharedLayout.get_default_for([{rows}, {d}], {short})"
+            found[f"{self.at(x)}_s"] = f"gl.allocate_shared_memory({short}, [{count}, {rows}, {d}], {layout})"
+        for x in self.brought:
+            dtype = TRITON[compute_dtype(x.dtype)]
+            layout = "gl.SwizzledSharedLayout(1, 1, 1, [0])"
+            found[f"{self.at(x)}_s"] = f"gl.allocate_shared_memory({dtype}, [STAGES, BLOCK_N], {layout})"
+        rings = [self.at(x) for x in self.far] + (["numbers"] if self.brought else [])
+        for name, count in [("own", "OWNS * CONSUMERS"), *[(n, "STAGES") for n in rings]]:
+            for end in ("full", "empty"):
+                found[f"{name}_{end}"] = f"gl.allocate_shared_memory(gl.int64, [{count}, 1], mbarrier.MBarrierLayout())"
+        return found
+
+    # Functions.
+
+    def function(self, name: str, leading: list[str], body: list[str]) -> str:
+        used = self.used(body)
+        rows = ["", "", "@gluon.jit", f"def {name}({', '.join([*leading, 'args'])}):"]
+        self.arguments = {**getattr(self, "arguments", {}), name: used}
+        rows.append(f"    {', '.join(used)}{',' if len(used) == 1 else ''} = args")
+        return "\n".join([*rows, *body]) + "\n"
+
+    def used(self, body: list[str]) -> list[str]:
+        """The kernel's arguments and buffers that a text reads."""
+        words = set(_WORD.findall("\n".join(body)))
+        return [n for n in (*[q.name for q in self.parameters], *self.buffers) if n in words]
+
+    def call(self, name: str) -> str:
+        """The arguments of a function as a tuple."""
+        used = self.arguments[name]
+        return f"({', '.join(used)}{',' if len(used) == 1 else ''})"
+
+    def body(self) -> list[str]:
+        rows, self.rows = self.rows, []
+        return rows
+
+    def kernel(self) -> str:
+        quiet = [q.name for q in self.parameters if not self.specialised(q)]
+        for name, made in self.buffers.items():
+            self.put(1, f"{name} = {made}")
+        for name in self.buffers:
+            if name.endswith(("_full", "_empty")):
+                own = name[:4] == "own_"
+                count = "CONSUMERS" if name.endswith("_empty") and not own else "1"
+                self.put(1, f"for i in gl.static_range({'OWNS * CONSUMERS' if own else 'STAGES'}):")
+                self.put(2, f"mbarrier.init({name}.index(i), count={count})")
+        self.put(1, f"produced = {self.call('produce')}")
+        self.put(1, f"consumed = {self.call('consume')}")
+        groups = self.plan.consumers
+        for k in range(groups):
+            self.put(1, f"W{k}: gl.constexpr = {k}")
+        parts = [*[f"(consume, (W{k}, consumed))" for k in range(groups)], "(produce, (produced,))"]
+        more, less = self.plan.registers
+        registers = f"{[4] * (groups - 1) + [1]}, {[more] * (groups - 1) + [less]}"
+        self.put(1, f"gl.warp_specialize([{', '.join(parts)}], {registers})")
+        head = ["", "", f"@gluon.jit(do_not_specialize={quiet!r})"]
+        head.append(f"def propagate({', '.join([q.name for q in self.parameters])}):")
+        return "\n".join([*head, *self.body()]) + "\n"
+
+    def specialised(self, q: Parameter) -> bool:
+        """Whether Triton may know of an argument that it is a multiple of 16. Not where it could be 1: that would be no
+        argument but a constant, which a tuple of arguments cannot hold."""
+        if q.kind in ("output row", "output stride"):
+            return self.work.outputs[q.of[1]].vector is not None
+        return q.kind in ("tensor", "output", "descriptor", "spoiled", *TOLD["rows1"], *TOLD["blocks"])
+
+    def reach(self) -> list[str]:
+        """Where a program is, and the tiles of others that it visits."""
+        for text in RANGES[self.span].format(last_first=self.owners_are_rows()).splitlines():
+            self.put(1, text)
+        self.put(1, f"return {', '.join(REACH)}")
+        return self.body()
+
+    def enter_program(self, depth: int, program: str = "program") -> None:
+        self.put(depth, f"{', '.join(REACH)} = reach({program}, {self.call('reach')})")
+        rest = "head"
+        for k, _ in enumerate(self.work.axes):
+            self.put(depth, f"h{k} = {rest} % H{k}")
+            rest = f"({rest} // H{k})"
+
+    # The producer.
+
+    def producer(self) -> list[str]:
+        put = self.put
+        put(1, "stage, phase, own_stage, own_phase = 0, 0, 0, 0")
+        put(1, "for program in range(tl.program_id(0), num_tiles, tl.num_programs(0)):")
+        self.enter_program(2)
+        size = sum([64 * 2 * self.widths[x.vector] for x in self.near])
+        put(2, "for w in gl.static_range(CONSUMERS):")
+        put(3, "near = own_stage * CONSUMERS + w")
+        put(3, "mbarrier.wait(own_empty.index(near), own_phase ^ 1)")
+        put(3, f"mbarrier.expect(own_full.index(near), {size})")
+        for x in self.near:
+            put(3, self.copied(x, "own_first + w * 64", "own_full.index(near)", "near"))
+        put(2, "own_stage, own_phase = following(own_stage, own_phase, OWNS)")
+        put(2, "for step in range(0, all_tiles):")
+        put(3, "at = tile_at(step, steps, all_steps, begin, next_begin, inner_begin, BLOCK_N)")
+        self.bring_numbers("load")
+        for x in self.far:
+            n = self.at(x)
+            put(3, f"mbarrier.wait({n}_empty.index(stage), phase ^ 1)")
+            put(3, f"mbarrier.expect({n}_full.index(stage), BLOCK_N * {2 * self.widths[x.vector]})")
+            put(3, self.copied(x, "at", f"{n}_full.index(stage)", "stage"))
+        self.bring_numbers("store")
+        put(3, "stage, phase = following(stage, phase, STAGES)")
+        return self.body()
+
+    def copied(self, x: Input, row: str, barrier: str, slot: str) -> str:
+        heads = [f"h{k}" for k, a in enumerate(self.work.axes) if a in x.heads]
+        n = self.at(x)
+        where = ", ".join([*heads, row, "0"])
+        return f"tma.async_copy_global_to_shared({n}, [{where}], {barrier}, {n}_s.index({slot}))"
+
+    def bring_numbers(self, what: str) -> None:
+        """Numbers of the other end take the way through registers: they may lie at any stride."""
+        if not self.brought:
+            return
+        put = lambda text: self.put(3, text)
+        if what == "load":
+            put("other = at + tl.arange(0, BLOCK_N, layout=LINE)")
+            for x in self.brought:
+                n = self.at(x)
+                heads = [f" + h{k}.to(tl.int64) * {n}_h{k}" for k, a in enumerate(self.work.axes) if a in x.heads]
+                cast = f".to({TRITON[compute_dtype(x.dtype)]})"
+                put(f"{n}_v = load_numbers({n}{''.join(heads)}, other, 0, {n}_row, other < num_other){cast}")
+            return
+        put("mbarrier.wait(numbers_empty.index(stage), phase ^ 1)")
+        for x in self.brought:
+            put(f"{self.at(x)}_s.index(stage).store({self.at(x)}_v)")
+        put("mbarrier.arrive(numbers_full.index(stage), count=1)")
+
+    # The consumers.
+
+    def consumer(self) -> list[str]:
+        put = self.put
+        put(1, "stage, phase, own_stage, own_phase = 0, 0, 0, 0")
+        put(1, "for program in range(tl.program_id(0), num_tiles, tl.num_programs(0)):")
+        put(2, f"stage, phase = rows_of(WG, program, {', '.join(_PLACE)}, {self.call('rows_of')})")
+        put(2, "own_stage, own_phase = following(own_stage, own_phase, OWNS)")
+        return self.body()
+
+    def owners(self) -> list[str]:
+        """One tile of owners, from edges to results."""
+        put = lambda text: self.put(1, text)
+        self.enter_rows("program")
+        for text in _ROW_RANGES[self.span].splitlines() if not self.finds_again() else ():
+            put(text)
+        self.own_values()
+        put("zero = tl.zeros([64, BLOCK_N], tl.float32, layout=S)")
+        self.start(1)
+        put("near = own_stage * CONSUMERS + WG")
+        put("mbarrier.wait(own_full.index(near), own_phase)")
+        self.how, self.block = "full", "BLOCK_N"  # of all tiles: what is no edge is left out by `only_edges`
+        self.visit_first()
+        self.visit_rest()
+        self.last_sums()
+        put("mbarrier.arrive(own_empty.index(near), count=1)")
+        self.enter_rows("unknown(program)")  # again: no register holds it meanwhile
+        for k, f in enumerate(self.work.folds):
+            self.result(k, f)
+        self.note_spoiled()
+        self.finish()
+        put("return stage, phase")
+        return self.body()
+
+    def mask_of_tile(self) -> list[str]:
+        """For pairs of a tile: what a program knows of its rows is found again, which holds no register meanwhile."""
+        self.enter_rows("program")
+        for text in _ROW_RANGES[self.span].splitlines():
+            self.put(1, text)
+        self.put(1, "at = tile_at(step, steps, all_steps, begin, next_begin, inner_begin, BLOCK_N)")
+        self.put(1, "return edges_only(x, at, row_start, row_stop, instead, COLS)")
+        return self.body()
+
+    def enter_rows(self, program: str) -> None:
+        self.enter_program(1, program)
+        self.put(1, "own = own_first + WG * 64 + tl.arange(0, 64, layout=ROWS)")
+        self.put(1, "live_own = own < own_end")
+
+
+_PLACE = ("stage", "phase", "own_stage", "own_phase")
+_ROW_RANGES = {
+    "band": (
+        "row_start = tl.maximum(own + low, other_low)\n"
+        "row_stop = tl.where(live_own, tl.minimum(own + high + 1, other_high), 0)"
+    ),
+    "rows1": (
+        "row_start = tl.load(start + own, mask=live_own, other=0)\n"
+        "row_stop = tl.load(stop + own, mask=live_own, other=0)"
+    ),
+}
+_ROW_RANGES["blocks"] = _ROW_RANGES["band"]

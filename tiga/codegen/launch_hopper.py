@@ -1,0 +1,240 @@
+"""Launches of the hopper skeleton: on sm_90, where a work has its form and there is enough of it.
+
+Whatever it does not take - a work, a plan that spills or whose products wait for each other, another version of
+Triton - runs in the tiles skeleton; the log says why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tiga import passes
+from tiga.codegen import bounds, hopper
+from tiga.codegen.emit_nodes import Parameter, Source
+from tiga.codegen.kernels import multiprocessors
+from tiga.codegen.launch import Call, Launch, Prepared, Steps
+from tiga.codegen.plan import Plan
+from tiga.codegen.plan_hopper import HopperPlan, hopper_plans
+from tiga.codegen.tiles import Input, Refused
+from tiga.passes import LOG
+
+TRITON = "3.6."  # Gluon is private there: another version may mean something else by the same words
+_SCHEDULES = {
+    name: Source(
+        f"from tiga.codegen.device_schedule import {name}_tiles as propagate\n",
+        tuple([Parameter(word, word) for word in words.split()]),
+        (),
+    )
+    for name, words in {
+        "schedule": "prefix own_bounds other_bounds block_low block_high ranges num_blocks num_own num_other "
+        "BLOCK_M REVERSED",
+        "order": "ranges ordered slots ORDERED",
+    }.items()
+}
+REDO = Plan(64, 32, 4, 1)  # little memory: many such tiles of owners find at a time that there is nothing to do
+_ALIGNED = 16  # bytes: of addresses and strides that the copy engine reads by
+_HOPPER = (9, 0)
+_LEAST_OTHERS = 64
+ORDERED = 128  # tiles whose places one program finds
+
+
+def unavailable(device: torch.device) -> str:
+    """Why no kernel of this skeleton runs on a device; "" where one does."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != _HOPPER:
+        return "not sm_90"
+    return _gluon()
+
+
+@functools.cache
+def _gluon() -> str:
+    import triton
+
+    if not triton.__version__.startswith(TRITON):
+        return f"Triton {triton.__version__}, not {TRITON}x"
+    try:
+        from tiga.codegen import device_hopper  # noqa: F401
+    except ImportError as e:
+        return f"no Gluon: {e}"
+    return ""
+
+
+def hopper_steps(ready: Prepared, call: Call, spans: Callable) -> Steps | None:
+    """The launches of a work; None where the tiles skeleton is to do it."""
+    reason = unavailable(call.device) or _refusal(ready)
+    if not reason:
+        try:
+            return HopperLaunch(_alone(ready), call, spans).steps()
+        except Refused as e:
+            reason = str(e)
+    LOG.debug("hopper does not take the work by %s: %s", ready.work.owner, reason)
+    return None
+
+
+_known: weakref.WeakKeyDictionary[Prepared, tuple[str, Prepared]] = weakref.WeakKeyDictionary()
+
+
+def _refusal(ready: Prepared) -> str:
+    if ready not in _known:
+        work = dataclasses.replace(ready.work, packed=None)  # heads that share others meet again in the cache
+        alone = ready if ready.work.packed is None else dataclasses.replace(ready, work=work)
+        _known[ready] = hopper.refusal(ready.axes, work, ready.span), alone
+    return _known[ready][0]
+
+
+def _alone(ready: Prepared) -> Prepared:
+    return _known[ready][1]
+
+
+@functools.lru_cache(4096)
+def _source(ready: Prepared, plan: HopperPlan | None, widths: tuple) -> Source:
+    from tiga.codegen.emit_hopper import HopperEmitter
+    from tiga.codegen.emit_redo import RedoEmitter
+
+    passes.ran("emit-tiles")
+    if plan is None:
+        return RedoEmitter(ready.axes, ready.work, ready.span).source()
+    return HopperEmitter(ready.axes, ready.work, ready.span, plan, dict(widths)).source()
+
+
+class HopperLaunch(Launch):
+    plan: Any  # of this skeleton, or of the one that does rows again
+
+    def steps(self) -> Steps:
+        self.precision = "ieee"
+        if self.items == 0 or self.heads == 0 or self.other < _LEAST_OTHERS:
+            raise Refused(f"{self.items} rows of {self.heads} heads against {self.other}")
+        found = [x for x in self.work.inputs if x.mode == "vector"]
+        for x in found:
+            self.check(x)
+        vectors = dict.fromkeys([x.vector for x in found] + [o.vector for o in self.work.outputs if o.vector])
+        self.vectors = tuple([(a, self.call.size(a)) for a in vectors])
+        self.padded = dict(self.vectors)
+        width = max(self.padded.values())
+        products = len(hopper.products_of(self.ready.axes, self.work))
+        softmax = any(f.reducer == "softmax" for f in self.work.folds)
+        reason = f"no plan for {products} products and {len(self.work.folds)} sums of vectors of {width}"
+        for plan in hopper_plans(width, products, len(self.work.folds), softmax):
+            self.plan = plan
+            if self.tiles() * self.heads < multiprocessors(self.call.device):
+                reason = f"{self.tiles()} tiles of {self.heads} heads leave multiprocessors idle"
+                continue
+            steps, reason = self.with_hopper_plan(plan)
+            if steps is not None:
+                return steps
+            LOG.debug("hopper, %s: %s", plan, reason)
+        raise Refused(reason)
+
+    def check(self, x: Input) -> None:
+        """The copy engine reads vectors of these widths, whose addresses and strides are multiples of 16 bytes."""
+        t, size = self.call.tensors[x.ref], self.call.size(x.vector)
+        if size not in hopper.WIDTHS:
+            raise Refused(f"vectors of {size}")
+        strides = [s for n, s in zip(t.shape, t.stride()) if n != 1][:-1]
+        aligned = all(s > 0 and s * t.element_size() % _ALIGNED == 0 for s in strides)
+        if not aligned or t.stride(-1) != 1 or t.data_ptr() % _ALIGNED:
+            raise Refused(f"{x.ref} with strides {tuple(t.stride())}")
+
+    def with_hopper_plan(self, plan: HopperPlan) -> tuple[Steps | None, str]:
+        self.states.clear()
+        self.splits = 1
+        self.plan, blocks = plan, self.ready.span == "blocks"
+        try:
+            before = ("count", "schedule", "order") if blocks else bounds.stages(self.ready.span)
+            first = [self.record(stage) for stage in before]
+            main = self.record("hopper")
+        except Exception as e:  # whatever a compiler raises, the tiles skeleton does the work
+            return None, f"{type(e).__name__}: {e}"
+        if main is None:
+            return None, "more shared memory than there is"
+        fault = faults(main.runner.compiled)
+        if fault:
+            return None, fault
+        self.plan = REDO
+        again = [self.record(stage) for stage in (("count", "redo") if blocks else ("redo",))]
+        records = [*first, main, *again]
+        if any(r is None for r in records):
+            return None, "the kernel that does rows again does not fit"
+        states = tuple([(n, *x) for n, x in self.states.items()])
+        return Steps(tuple([r for r in records if r]), states, timed=True, noted=("launch-hopper",)), ""
+
+    def source(self, stage: str) -> Source:
+        if stage == "hopper":
+            return _source(self.ready, self.plan, self.vectors)
+        if stage == "redo":
+            return _source(self.ready, None, ())
+        return _SCHEDULES[stage] if stage in _SCHEDULES else super().source(stage)
+
+    def grid(self, stage: str) -> tuple:
+        if stage in _SCHEDULES:
+            return (self.tiles() if stage == "schedule" else -(-self.tiles() // ORDERED),)
+        if stage == "redo":
+            return (min(self.tiles() * self.heads, 2 * multiprocessors(self.call.device)),)
+        if stage == "hopper":
+            return (min(self.tiles() * self.heads, multiprocessors(self.call.device)),)
+        return super().grid(stage)
+
+    def value(self, kind: str, of: tuple, made: dict) -> Any:
+        if kind == "descriptor":
+            return self.descriptor(of[1])(self.call)
+        if kind == "num_tiles":
+            return self.tiles() * self.heads
+        if kind in ("ranges", "ordered"):
+            return self.made_state(kind, (self.tiles() * 8,), torch.int32)
+        fixed = {
+            "slots": self.tiles(),
+            "ORDERED": ORDERED,
+            "REVERSED": (self.work.owner == "dst") == self.call.p.reverse,
+        }
+        if kind in fixed:
+            return fixed[kind]
+        if kind == "spoiled":
+            return self.made_state("spoiled", (self.heads * self.own,), torch.int8)
+        return super().value(kind, of, made)
+
+    def descriptor(self, x: Input) -> Callable[[Call], Any]:
+        """How the descriptor of a field's tiles is made: of its heads, rows and features."""
+        from triton.experimental.gluon.language import NVMMASharedLayout, bfloat16, float16
+        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+        t = self.call.tensors[x.ref]
+        heads = [hopper.stride_of(t, x.dims, a) for a in self.work.axes if a in x.heads]
+        wide = self.padded[x.vector]
+        shape = [*[n for n, _ in heads], t.shape[0], wide]
+        strides = [*[s if n != 1 else wide for n, s in heads], t.stride(0) if t.shape[0] != 1 else wide, 1]
+        block = [1] * len(heads) + [64 if x.side == "own" else self.plan.block_n, wide]
+        layout = NVMMASharedLayout.get_default_for(block, bfloat16 if t.dtype == torch.bfloat16 else float16)
+        return lambda call: TensorDescriptor(call.tensors[x.ref], shape, strides, block, layout)
+
+
+_PRODUCT, _WAIT = re.compile(r"\bHGMMA\b"), re.compile(r"WARPGROUP\.DEPBAR")
+_LOCAL, _LABEL = re.compile(r"\b(STL|LDL)\b"), re.compile(r"^(\.L_x_\d+):", re.MULTILINE)
+_BRANCH = re.compile(r"@!?U?P\d+ +BRA `\((\.L_x_\d+)\)")  # one that is always taken ends no loop
+
+
+def faults(compiled: Any) -> str:
+    """What makes a compiled kernel slow: memory for registers in a loop over tiles, or matrix products that each wait
+    for the one before. What is kept in memory once a tile of owners is no fault."""
+    if compiled is None:  # Triton's interpreter
+        return ""
+    text = compiled.asm["sass"]
+    products, waits = len(_PRODUCT.findall(text)), len(_WAIT.findall(text))
+    if 2 * waits > products:
+        return f"{waits} waits for {products} matrix products"
+    spilled = max([len(_LOCAL.findall(loop)) for loop in loops(text)], default=0) if compiled.n_spills else 0
+    return f"registers in memory {spilled} times a tile" if spilled else ""
+
+
+def loops(text: str) -> list[str]:
+    """The machine code of the innermost loops that multiply matrices."""
+    start = {m[1]: m.start() for m in _LABEL.finditer(text)}
+    spans = [(start[m[1]], m.end()) for m in _BRANCH.finditer(text) if start.get(m[1], len(text)) < m.start()]
+    spans = [(a, b) for a, b in spans if _PRODUCT.search(text, a, b)]
+    inner = [(a, b) for a, b in spans if not any(a <= c and d <= b and (a, b) != (c, d) for c, d in spans)]
+    return [text[a:b] for a, b in inner]

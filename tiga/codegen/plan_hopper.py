@@ -1,0 +1,60 @@
+"""Plans of the hopper skeleton: warpgroups, others a tile, stages, registers. The first that fits the chip runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class HopperPlan:
+    """consumers: warpgroups of 64 owners each; stages: tiles of others in shared memory; owns: tiles of owners there.
+
+    ahead: the sums of a tile run while the weights of the next are computed, instead of as soon as theirs are known.
+    registers: of a thread of the consumers, and of the producer.
+    """
+
+    consumers: int
+    block_n: int
+    stages: int
+    owns: int
+    ahead: bool
+    registers: tuple[int, int]
+
+    warps = 4
+    masked = 1
+
+    @property
+    def block_m(self) -> int:
+        return 64 * self.consumers
+
+
+_TWO, _THREE = (240, 24), (160, 32)
+_TWO_NUMBERS = (232, 40)  # a producer that also brings numbers
+# By width, products and sums of vectors; best first.
+_TABLE = {
+    (128, 1, 1): (
+        HopperPlan(2, 128, 2, 2, True, _TWO),
+        HopperPlan(2, 128, 2, 1, True, _TWO),
+        HopperPlan(2, 64, 3, 2, True, _TWO_NUMBERS),
+    ),
+    (64, 1, 1): (
+        HopperPlan(3, 128, 4, 2, True, _THREE),
+        HopperPlan(2, 128, 4, 2, True, _TWO_NUMBERS),
+        HopperPlan(2, 64, 4, 2, True, _TWO_NUMBERS),
+    ),
+    (128, 2, 1): (HopperPlan(2, 64, 3, 1, True, _TWO), HopperPlan(2, 64, 3, 1, False, _TWO_NUMBERS)),
+    (64, 2, 1): (HopperPlan(2, 128, 3, 1, True, _TWO), HopperPlan(2, 64, 4, 1, True, _TWO_NUMBERS)),
+    (128, 2, 2): (HopperPlan(2, 64, 3, 1, False, _TWO), HopperPlan(2, 64, 2, 1, False, _TWO)),
+    (64, 2, 2): (HopperPlan(2, 64, 4, 1, True, _TWO_NUMBERS), HopperPlan(2, 64, 4, 1, False, _TWO_NUMBERS)),
+}
+
+
+# Forms - width, products, sums - whose kernels were checked and timed on an H200: others run in the tiles skeleton.
+PROVEN: frozenset[tuple[int, int, int]] = frozenset()
+
+
+def hopper_plans(width: int, products: int, sums: int, softmax: bool) -> tuple[HopperPlan, ...]:
+    """The plans to try; none for a form that no kernel of this skeleton is known to pay for."""
+    form = (width, products, sums)
+    found = _TABLE.get(form, ()) if form in PROVEN else ()
+    return tuple([p for p in found if p.ahead or not softmax])

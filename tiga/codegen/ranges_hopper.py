@@ -1,0 +1,53 @@
+"""Where a program of the hopper skeleton is, by what it is told of its relation: lines of its function `reach`."""
+
+from __future__ import annotations
+
+# What the kernel is told of its relation: a band, intervals, or the tiles that device_schedule found.
+TOLD = {"band": ("low", "high"), "rows1": ("start", "stop"), "blocks": ("ordered",)}
+REACH = (
+    "head own_first own_end low high other_low other_high begin next_begin inner_begin steps all_steps all_tiles"
+).split()
+# Tiles with a mask lie at both ends of those of edges only. All begin at a multiple of BLOCK_N.
+_TILES = """begin = begin // BLOCK_N * BLOCK_N
+inner_begin = tl.maximum(tl.cdiv(inner_begin, BLOCK_N) * BLOCK_N, begin)
+inner_end = tl.maximum(inner_begin, tl.minimum(inner_end, end) // BLOCK_N * BLOCK_N)
+some_inner = inner_begin < inner_end
+steps = tl.cdiv(tl.maximum(tl.where(some_inner, inner_begin, end) - begin, 0), BLOCK_N)
+all_steps = steps + tl.where(some_inner, tl.cdiv(tl.maximum(end - inner_end, 0), BLOCK_N), 0)
+next_begin = inner_end
+all_tiles = tl.maximum(all_steps + (inner_end - inner_begin) // BLOCK_N, 1)
+"""
+_BAND = """last_row = tl.minimum(own_first + BLOCK_M, own_end) - 1
+begin = tl.maximum(own_first + low, other_low)
+end = tl.minimum(last_row + high + 1, other_high)
+inner_begin = tl.maximum(last_row + low, other_low)
+inner_end = tl.minimum(own_first + high + 1, other_high)
+"""
+_PLACE = """slot, head = place(program, tl.cdiv(num_own, BLOCK_M), num_heads, group, {last_first})
+own_first = slot * BLOCK_M
+own_end = num_own
+"""
+RANGES = {
+    "band": _PLACE
+    + """other_low = 0
+other_high = num_other
+"""
+    + _BAND
+    + _TILES,
+    "rows1": _PLACE
+    + """low, high, other_low, other_high = 0, 0, 0, num_other
+begin, end, inner_begin, inner_end = reach_of_rows(start, stop, own_first, num_own, num_other, BLOCK_M)
+"""
+    + _TILES,
+    "blocks": """slot, head = place(program, num_tiles // num_heads, num_heads, group, False)
+told = ordered + slot * 8
+own_first = tl.load(told)
+own_end = tl.load(told + 1)
+other_low = tl.load(told + 2)
+other_high = tl.load(told + 3)
+low = tl.load(told + 4)
+high = tl.load(told + 5)
+"""
+    + _BAND
+    + _TILES,
+}
