@@ -181,6 +181,7 @@ def test_another_triton_is_launched_as_it_says(monkeypatch):
         global_scratch_size = profile_scratch_size = 0
         launch_cooperative_grid = launch_pdl = False
 
+    monkeypatch.setattr(triton, "__version__", "3.6.0")
     made = types.SimpleNamespace(run=CudaLauncher(launch=print), function=7, packed_metadata=(4, 1, 0))
     bare = kernels.bare(made, 5)
     assert bare.before == (5, 1, 1) and bare.after[:3] == (7, False, False) and len(bare.after) == 9
