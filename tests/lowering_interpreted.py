@@ -120,6 +120,6 @@ def test_steps_planned_by_an_example_are_right_at_other_sizes(kind):
         assert example[0] == other[0]
         symbols = Symbols({a: b for a, b in zip(numbers_of(example), numbers_of(other)) if a != b})
         tape, fakes, outputs = written(example, symbols)
-        assert all(guard.expr.subs(symbols.values) for guard in symbols.env.guards)
+        assert not [str(guard.expr) for guard in symbols.env.guards if not guard.expr.subs(symbols.values)]
         assert len(tape.kernels()) >= 1
         torch.testing.assert_close(run(tape, fakes, outputs, other[1], symbols), other[4], rtol=1e-4, atol=1e-5)

@@ -26,7 +26,11 @@ def of_any_size(monkeypatch):
     if launch_hopper.unavailable(torch.device(DEVICE)):
         pytest.fail(launch_hopper.unavailable(torch.device(DEVICE)))
     monkeypatch.setattr(launch_hopper, "multiprocessors", lambda device: 1)
-    monkeypatch.setattr(plan_hopper, "PROVEN", frozenset(plan_hopper._TABLE))
+    spans = ("band", "rows1", "blocks")
+    monkeypatch.setattr(
+        plan_hopper, "TAKEN", frozenset([(span, *form) for form in plan_hopper._TABLE for span in spans])
+    )
+    monkeypatch.setattr(plan_hopper, "NARROWEST", 1)
     forget()
     yield
     forget()

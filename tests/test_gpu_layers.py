@@ -21,11 +21,8 @@ CALLS = [
 ]
 
 
-def relative(found, exact):
-    """The largest error beside the norm; of sums to zero, such as a key's bias, beside a large one's."""
-    norms = [b.norm().item() for b in exact]
-    each = zip(found, exact, norms)
-    return max(((a.double() - b).norm().item() / max(n, 1e-2 * max(norms))) for a, b, n in each)
+def distances(found, exact):
+    return [(a.double() - b).norm().item() for a, b in zip(found, exact)]
 
 
 @pytest.mark.parametrize("name, options", CALLS, ids=str)
@@ -45,7 +42,11 @@ def test_errors_are_those_of_the_peer(name, options):
         found.append([out, *gradients([out], [*given, *layer.parameters()])])
         assert layer is theirs or passes.COUNTS["launch-rows"] == before + 2
     got, usual, exact = found
-    assert relative(got, exact) <= 2 * relative(usual, exact) + 1e-6
+    norms = [b.norm().item() for b in exact]
+    # sums to zero, such as a key's bias, keep the rounding of their terms, in whatever order they are added
+    noise = 2**-23 * list_.shape[1] ** 0.5 * max(norms)
+    for ours_, theirs_, norm in zip(distances(got, exact), distances(usual, exact), norms):
+        assert ours_ <= 2 * theirs_ + 1e-6 * norm + (noise if norm < 1e-2 * max(norms) else 0)
 
 
 def test_kernels_drop_the_same_in_forward_and_backward():

@@ -21,7 +21,11 @@ ROWS, HEADS = 300, 2
 
 @pytest.fixture(autouse=True)
 def every_form(monkeypatch):
-    monkeypatch.setattr(plan_hopper, "PROVEN", frozenset(plan_hopper._TABLE))
+    spans = ("band", "rows1", "blocks")
+    monkeypatch.setattr(
+        plan_hopper, "TAKEN", frozenset([(span, *form) for form in plan_hopper._TABLE for span in spans])
+    )
+    monkeypatch.setattr(plan_hopper, "NARROWEST", 1)
 
 
 class Attention(tg.MessagePassing):
@@ -78,8 +82,8 @@ def backward(program, graph, width):
 
 
 CASES = {
-    "forward 128": (forward, Attention, lambda: tg.Graph.triangular(ROWS), 128, 1),
-    "forward 64, packed": (forward, Positions, segments, 64, 1),
+    "forward 128": (forward, Positions, lambda: tg.Graph.triangular(ROWS), 128, 1),
+    "forward 64, packed": (forward, Attention, segments, 64, 1),
     "backward 128": (backward, Attention, lambda: tg.Graph.triangular(ROWS), 128, 2),
 }
 
@@ -94,8 +98,8 @@ def test_kernel_keeps_its_promises(name):
     assert len(taken) == count
     for plan, kernel in taken:
         assert "C75" not in kernel.log
-        assert len(launch_hopper.loops(kernel.asm["sass"])) >= plan.consumers
-        waits = compiled_hopper.waits(kernel.asm["sass"])
+        assert len(launch_hopper.loops(kernel.sass)) >= plan.consumers
+        waits = compiled_hopper.waits(kernel.sass)
         beside = [n for (left, _), (_, n) in zip(waits, waits[1:]) if left]
         assert max(beside) >= plan.block_n // 4  # a thread has half as many pairs of a tile as that has columns
 
@@ -158,6 +162,28 @@ def test_few_tiles_are_left_to_the_tiles_skeleton(monkeypatch):
         OnHopper(ready, made, tiles.spans).steps()
 
 
+@pytest.mark.parametrize(
+    ("graph", "why"),
+    [
+        (lambda: tg.Graph.triangular(1200), "taken"),
+        (lambda: tg.Graph.window(1200, 1100), "taken"),
+        (lambda: tg.Graph.window(1200, 100, 3), "reach 104 others"),
+        (lambda: tg.Graph.cu_seqlens(torch.tensor([0, 100, 1200]), num_dst=1200, num_src=1200), "no plan"),
+    ],
+    ids=["causal", "a wide window", "a narrow one", "packed"],
+)
+def test_what_was_faster_is_taken(monkeypatch, graph, why):
+    monkeypatch.undo()
+    monkeypatch.setattr(launch_hopper, "multiprocessors", lambda device: 1)
+    short = torch.zeros(1200, HEADS, 128, dtype=torch.bfloat16)
+    call = Attention().lower(graph(), {"key": short, "value": short}, {"query": short}, {}, scale=0.1)
+    p = parse(call.program)
+    (ready,) = tiles.planned(p)[1]
+    made = launch_hopper.Call(p, call.tensors, tuple(call.ints), call.scalars, [])
+    with pytest.raises(launch_hopper.Refused, match=why):
+        OnHopper(ready, made, tiles.spans).steps()
+
+
 def test_another_triton_is_refused(monkeypatch):
     import triton
 
@@ -166,15 +192,18 @@ def test_another_triton_is_refused(monkeypatch):
     assert launch_hopper.unavailable(torch.device("cpu")) == "not sm_90"
 
 
-def test_faults_are_seen():
+def test_faults_are_seen(monkeypatch):
+    monkeypatch.setattr(launch_hopper, "machine_code", lambda cubin: cubin)
+    faults = lambda text: launch_hopper.faults(SimpleNamespace(asm={"cubin": text}))
     wait, product = "WARPGROUP.DEPBAR.LE gsb0, 0x0\n", "HGMMA.64x128x16.F32.BF16 R24\n"
-    made = lambda text, spills: SimpleNamespace(n_spills=spills, asm={"sass": text})
-    assert launch_hopper.faults(made(8 * product + wait, 0)) == ""
-    assert "8 waits for 8" in launch_hopper.faults(made(8 * (product + wait), 0))
+    assert faults(8 * product + wait) == ""
+    assert "8 waits for 8" in faults(8 * (product + wait))
     loop = ".L_x_1:\n" + 8 * product + wait + "{}@P1 BRA `(.L_x_1) ;\n"
-    once = "STL [R1], R2\n.L_x_0:\n" + loop.format("") + "@!P0 BRA `(.L_x_0) ;\n"
-    assert launch_hopper.faults(made(once, 1)) == ""
-    assert "1 times a tile" in launch_hopper.faults(made(loop.format("LDL R2, [R1]\n"), 1))
+    once = 9 * "STL [R1], R2\n" + ".L_x_0:\n" + loop.format("") + "@!P0 BRA `(.L_x_0) ;\n"
+    assert faults(once) == ""
+    loads = lambda n: loop.format(n * "LDL R2, [R1]\n")
+    assert faults(loads(launch_hopper.MOST_LOCAL)) == ""
+    assert "5 times a tile" in faults(loads(launch_hopper.MOST_LOCAL + 1))
 
 
 def test_schedules_and_rows_done_again_under_the_interpreter():

@@ -40,7 +40,7 @@ ROWS = [
         "functions_linear",
     },
     {"schedule", "reference_ops", "reference", "codegen"},
-    {"reducer"},
+    {"reducer", "traces"},
     {"ops"},
     {"message_passing"},
     {

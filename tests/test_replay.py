@@ -70,6 +70,16 @@ def test_the_third_call_is_launches_alone(chip):
     assert recipe.bytes == 0, "nothing lies between the kernels of one"
 
 
+def test_few_sources_are_not_split_where_the_merge_would_cost_more(chip, monkeypatch):
+    monkeypatch.setattr(launch, "multiprocessors", lambda device: 132)
+    for rows, sources, kernels_of in ((256, 256, 1), (16, 448, 1), (16, 4096, 2)):
+        chip.tensors.clear()
+        q, k, v = (torch.randn(n, 2, 64, dtype=torch.float16) for n in (rows, sources, sources))
+        graph = tg.Graph.dense(rows, sources)
+        run(Attention().lower(graph, src={"key": k, "value": v}, dst={"query": q}, scale=0.5))
+        assert len(chip.tensors) == kernels_of
+
+
 def test_a_recipe_keeps_no_tensor(chip):
     c = call()
     for _ in range(3):
@@ -171,6 +181,7 @@ def test_another_triton_is_launched_as_it_says(monkeypatch):
         global_scratch_size = profile_scratch_size = 0
         launch_cooperative_grid = launch_pdl = False
 
+    monkeypatch.setattr(triton, "__version__", "3.6.0")
     made = types.SimpleNamespace(run=CudaLauncher(launch=print), function=7, packed_metadata=(4, 1, 0))
     bare = kernels.bare(made, 5)
     assert bare.before == (5, 1, 1) and bare.after[:3] == (7, False, False) and len(bare.after) == 9

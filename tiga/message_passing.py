@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tiga import passes, prune
+from tiga import passes, prune, traces
 from tiga.errors import TigaError, TraceError
 from tiga.fields import NUMBERED, PLACED, places
 from tiga.graph import Graph
@@ -85,9 +85,19 @@ class MessagePassing(nn.Module):
         src, dst, edge = {} if src is None else src, {} if dst is None else dst, {} if edge is None else edge
         if isinstance(graph, Graph):
             graph = prepared(graph)
-        tracer = Tracer()
-        tracer.home, forms = check_fields(type(self).__name__, graph, src, dst, edge)
+        home, forms = check_fields(type(self).__name__, graph, src, dst, edge)
         provided, positions = NUMBERED, graph.positions
+        given = {"src": src, "dst": dst, "edge": edge, "uniform": uniform}
+        held = key = None
+        if positions is None and not torch.compiler.is_compiling():
+            held = traces.of(self)
+            key = None if held is None else held.key(self, graph, forms, uniform)
+            known = None if key is None or held is None else held.known.get(key)
+            if known is not None:
+                passes.applied("trace")
+                return Traced.again(known, home, graph, given)
+        tracer = Tracer()
+        tracer.home = home
         if positions is not None:
             i, j = positions
             tracer.positions = (
@@ -106,6 +116,8 @@ class MessagePassing(nn.Module):
             raise located(self, e).with_traceback(e.__traceback__) from None
         passes.ran("trace")
         traced = Traced(self, tracer, graph, result)
+        if held is not None and key is not None:
+            held.learn(self, graph, forms, traced, given)
         for ref in traced.programs.unread:
             warn_unread(type(self), ref)
         return traced
@@ -181,6 +193,16 @@ def _explain() -> Any:
 class Traced:
     """A traced call: programs, tensors, and how the results go back to the user's structure."""
 
+    @classmethod
+    def again(cls, known: traces.Known, home: Any, graph: Graph, given: dict) -> Traced:
+        """A call whose trace is known."""
+        traced = cls.__new__(cls)
+        traced.tracer = traces.Again(known, home, given)  # type: ignore[assignment]
+        traced.graph, traced.structure, traced.reports = graph, known.structure, []
+        traced.first, traced.programs = known.results, known.programs
+        traced.relation = traced.read(graph)
+        return traced
+
     def __init__(self, module: MessagePassing, tracer: Tracer, graph: Graph, result: Any) -> None:
         self.tracer = tracer
         self.graph = graph
@@ -192,10 +214,13 @@ class Traced:
         self.reports: list = []
         for note in tracer.notes:
             roots.extend([tracer.value(*word) for word in prune.wanted(note)])
-        # lists by source are for gradients
-        lists = graph.prepared if torch.is_grad_enabled() else graph.prepared[:2]
-        self.relation = graph.tensors + lists
+        self.relation = self.read(graph)
         self.programs = programs(tracer, graph.kind, len(self.relation), graph.reversed, roots)
+
+    @staticmethod
+    def read(graph: Graph) -> tuple:
+        """The relation's tensors: lists by source are for gradients."""
+        return graph.tensors + (graph.prepared if torch.is_grad_enabled() else graph.prepared[:2])
 
     def arguments(self, stage: Stage, results: list) -> tuple:
         """What the operator is called with, given the results of earlier stages."""

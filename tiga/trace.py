@@ -47,8 +47,8 @@ class Tracer(Builder):
 
     Outside a compiler each step is looked up among the traces met before: `path` is this one, and everything that a
     step depends on is in it or in the steps before. Where a step was taken before, nothing is inferred and nothing
-    appended: lines between `written` and `path` are in no list yet. The edge function itself runs at every call. No
-    traced value is held here: they hold the tracer, and tensors would outlive the call.
+    appended: lines between `written` and `path` are in no list yet. The edge function itself runs, but where `traces`
+    knows better. No traced value is held here: they hold the tracer, and tensors would outlive the call.
     """
 
     def __init__(self) -> None:

@@ -320,7 +320,8 @@ class Launch:
     def parts(self) -> int:
         """Into how many parts the sources are split: where few programs would leave most of the chip idle."""
         whole = self.work.tables or self.work.tile or self.work.within
-        if whole or self.ready.span not in ("band", "rows1") or self.other < 4 * self.plan.block_n:
+        # to merge the states of parts costs about as much as eight tiles
+        if whole or self.ready.span not in ("band", "rows1") or self.other < 8 * self.plan.block_n:
             return 1
         programs = self.tiles() * self.heads
         wanted = 2 * multiprocessors(self.call.device) // programs

@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+import subprocess
+import tempfile
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from tiga import passes
-from tiga.codegen import bounds, hopper
+from tiga.codegen import bounds, hopper, plan_hopper
 from tiga.codegen.emit_nodes import Parameter, Source
 from tiga.codegen.kernels import multiprocessors
 from tiga.codegen.launch import Call, Launch, Prepared, Steps
@@ -42,7 +44,6 @@ _SCHEDULES = {
 REDO = Plan(64, 32, 4, 1)  # little memory: many such tiles of owners find at a time that there is nothing to do
 _ALIGNED = 16  # bytes: of addresses and strides that the copy engine reads by
 _HOPPER = (9, 0)
-_LEAST_OTHERS = 64
 ORDERED = 128  # tiles whose places one program finds
 
 
@@ -129,8 +130,8 @@ class HopperLaunch(Launch):
 
     def plans(self) -> list[HopperPlan]:
         """The plans to try, before anything is compiled."""
-        if self.items == 0 or self.heads == 0 or self.other < _LEAST_OTHERS:
-            raise Refused(f"{self.items} rows of {self.heads} heads against {self.other}")
+        if self.items == 0 or self.heads == 0 or self.reach() < plan_hopper.NARROWEST:
+            raise Refused(f"{self.items} rows of {self.heads} heads that reach {self.reach()} others")
         found = [x for x in self.work.inputs if x.mode == "vector"]
         for x in found:
             self.check(x)
@@ -140,13 +141,20 @@ class HopperLaunch(Launch):
         width = max(self.padded.values())
         products = len(hopper.products_of(self.ready.axes, self.work))
         softmax = any(f.reducer == "softmax" for f in self.work.folds)
-        some = hopper_plans(width, products, len(self.work.folds), softmax)
+        some = hopper_plans(self.ready.span, width, products, len(self.work.folds), softmax)
         if not some:
             raise Refused(f"no plan for {products} products and {len(self.work.folds)} sums of vectors of {width}")
         busy = [plan for plan in some if self.busy(plan)]
         if not busy:
             raise Refused(f"{self.tiles()} tiles of {self.heads} heads leave multiprocessors idle")
         return busy
+
+    def reach(self) -> int:
+        """The others that a row reaches, at most."""
+        if self.ready.span != "band":
+            return self.other
+        told = self.spans(self.ready, self.call, 0)
+        return max(0, min(self.other, told["&high0"] - told["&low0"] + 1))
 
     def busy(self, plan: HopperPlan) -> bool:
         self.plan = plan
@@ -171,12 +179,10 @@ class HopperLaunch(Launch):
             before = ("count", "schedule", "order") if blocks else bounds.stages(self.ready.span)
             first = [self.record(stage) for stage in before]
             main = self.record("hopper")
-        except Exception as e:  # whatever a compiler raises, the tiles skeleton does the work
+            fault = faults(main.runner.compiled) if main is not None else "more shared memory than there is"
+        except Exception as e:  # whatever a compiler or its tools raise, the tiles skeleton does the work
             return None, f"{type(e).__name__}: {e}"
-        if main is None:
-            return None, "more shared memory than there is"
-        fault = faults(main.runner.compiled)
-        if fault:
+        if fault or main is None:
             return None, fault
         self.plan = REDO
         again = [self.record(stage) for stage in (("count", "redo") if blocks else ("redo",))]
@@ -235,6 +241,7 @@ class HopperLaunch(Launch):
         return lambda call: TensorDescriptor(call.tensors[x.ref], shape, strides, block, layout)
 
 
+MOST_LOCAL = 4  # loads and stores a tile: with so many, slopes of positions ran at 1.4 times the plain kernels' speed
 _PRODUCT, _WAIT = re.compile(r"\bHGMMA\b"), re.compile(r"WARPGROUP\.DEPBAR")
 _LOCAL, _LABEL = re.compile(r"\b(STL|LDL)\b"), re.compile(r"^(\.L_x_\d+):", re.MULTILINE)
 _BRANCH = re.compile(r"@!?U?P\d+ +BRA `\((\.L_x_\d+)\)")  # one that is always taken ends no loop
@@ -245,12 +252,23 @@ def faults(compiled: Any) -> str:
     for the one before. What is kept in memory once a tile of owners is no fault."""
     if compiled is None:  # Triton's interpreter
         return ""
-    text = compiled.asm["sass"]
+    text = machine_code(compiled.asm["cubin"])
     products, waits = len(_PRODUCT.findall(text)), len(_WAIT.findall(text))
     if 2 * waits > products:
         return f"{waits} waits for {products} matrix products"
-    spilled = max([len(_LOCAL.findall(loop)) for loop in loops(text)], default=0) if compiled.n_spills else 0
-    return f"registers in memory {spilled} times a tile" if spilled else ""
+    spilled = max([len(_LOCAL.findall(loop)) for loop in loops(text)], default=0)
+    return f"registers in memory {spilled} times a tile" if spilled > MOST_LOCAL else ""
+
+
+def machine_code(cubin: bytes) -> str:
+    """As text, with labels, all of it: what Triton makes of it ends too early."""
+    import triton
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
+        f.write(cubin)
+        f.flush()
+        asked = [triton.knobs.nvidia.nvdisasm.path, "-c", f.name]
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout
 
 
 def loops(text: str) -> list[str]:

@@ -354,15 +354,15 @@ def lanes(source: Source, plan: Plan, tensors: dict) -> int:
     wide = {}
     for _, what, *rest in source.arguments:
         if what in ("field", "out"):
-            sizes = [block(n) for n in tensors[what, rest[0]].shape]
+            t = tensors[what, rest[0]]
             shared = what == "field" and ("row", rest[0]) not in {a[1:] for a in source.arguments}
-            wide[what, rest[0]] = math.prod(sizes if shared else sizes[1:])
-    most = max(wide.values(), default=1)
+            wide[what, rest[0]] = t, list(zip(t.shape, t.stride()))[not shared :]  # features, never rows
+    widths = [math.prod([block(n) for n, _ in features]) for _, features in wide.values()]
+    most = max(widths, default=1)
     each, usual = most * plan.rows // (32 * plan.warps), set()
-    for name, n in wide.items():
-        if 2 * n >= most:
-            t = tensors[name]
-            last = [(n, s) for n, s in zip(t.shape, t.stride()) if n != 1][-1:]
+    for (t, features), width in zip(wide.values(), widths):
+        if 2 * width >= most:
+            last = [(n, s) for n, s in features if n != 1][-1:]
             if not last or last[0][1] != 1:
                 return 0
             each = min(each, 16 // t.element_size(), block(last[0][0]))

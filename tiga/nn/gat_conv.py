@@ -97,6 +97,14 @@ class GATConv(LoopedAttention):
             score = score + (attr.unsqueeze(1) * shared["edge_weight"]).sum(dim=-1)
         return F.leaky_relu(score, self.negative_slope), j.x
 
+    def scores(self, x: Tensor, *atts: Tensor) -> Tensor:
+        """(nodes, heads of each att): the inner products of every head's features with its own vector.
+
+        One product with a matrix that is 0 between heads: (nodes, heads, features) is read once, and made by nothing.
+        """
+        own = torch.eye(self.heads, dtype=x.dtype, device=x.device).unsqueeze(1)
+        return x.flatten(1) @ torch.cat([(att.squeeze(0).unsqueeze(-1) * own).flatten(0, 1) for att in atts], dim=1)
+
     def forward(  # type: ignore[override]
         self,
         x: Any,
@@ -122,10 +130,16 @@ class GATConv(LoopedAttention):
             # att . (W e) is linear in e: one row a head, whatever its channels
             each = weight.view(self.heads, self.out_channels, -1) * self.att_edge.squeeze(0).unsqueeze(-1)
             shared["edge_weight"] = each.sum(1)
+        if dst is src:
+            both = self.scores(src, self.att_src, self.att_dst)
+            fields = {"score": both[:, : self.heads]}, {"score": both[:, self.heads :]}
+        else:
+            other = {} if dst is None else {"score": self.scores(dst, self.att_dst)}
+            fields = {"score": self.scores(src, self.att_src)}, other
         found = self.attend(
             edges,
-            {"x": src, "score": (src * self.att_src).sum(-1)},
-            {} if dst is None else {"score": (dst * self.att_dst).sum(-1)},
+            {"x": src, **fields[0]},
+            fields[1],
             attr,
             bool(return_attention_weights),
             loops,

@@ -1,0 +1,219 @@
+"""Traces that are known without running the edge function again: where all that it can read is seen to be as it was.
+
+An edge function runs at every call, as it may read anything. Where its code reads only its arguments, constants,
+torch's functions on traced values, and plain attributes and reducers of its module, the program follows from these,
+and is kept with the module. A function that does more - closures, functions and objects of the user's, parameters,
+assignments, printing - runs as ever.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import types
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tiga import prune
+from tiga.functions import ALIASES, FUNCTIONS
+from tiga.reducer import Max, Mean, Min, OnlineSoftmaxReducer, Sum
+from tiga.types import NAMES
+
+MOST = 256  # of one module; then all are forgotten
+
+# what changes or makes something, or reads what no name here says
+_REFUSED = (
+    *("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME", "STORE_SUBSCR", "DELETE_SUBSCR"),
+    *("STORE_DEREF", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_NAME", "LOAD_SUPER_ATTR", "LOAD_BUILD_CLASS"),
+    *("IMPORT_NAME", "IMPORT_FROM", "IMPORT_STAR", "MAKE_FUNCTION", "YIELD_VALUE", "RETURN_GENERATOR"),
+    *("BEFORE_WITH", "SETUP_WITH", "LOAD_SPECIAL", "SETUP_FINALLY", "PUSH_EXC_INFO", "LOAD_LOCALS"),
+)
+_MODULES = ("torch", "torch.nn", "torch.nn.functional", "torch.special", "torch.linalg", "math")
+_BUILTINS = (
+    "abs",
+    "bool",
+    "enumerate",
+    "float",
+    "int",
+    "len",
+    "max",
+    "min",
+    "range",
+    "reversed",
+    "sum",
+    "tuple",
+    "zip",
+)
+_TORCH = {str(dtype).partition(".")[2] for dtype in NAMES} | {"nn", "functional", "special", "linalg", "pi", "inf", "e"}
+_OF_VALUES = frozenset([*FUNCTIONS, *ALIASES, *_TORCH, "shape", "dtype", "ndim", "number"])
+_BUILTIN = vars(builtins)
+_PLAIN = (bool, int, str, type(None), torch.dtype)
+_REDUCERS = (Sum, Mean, Max, Min, OnlineSoftmaxReducer)
+
+
+class Unseen(Exception):
+    """What a function reads cannot be compared with what it read before."""
+
+
+class Reads(NamedTuple):
+    """The names that a function's code reads of its module's file, and as attributes of whatever it has."""
+
+    scope: tuple[str, ...]
+    attributes: tuple[str, ...]
+
+
+@functools.lru_cache(4096)
+def reads(code: types.CodeType) -> Reads | None:
+    """What code can read; None where names do not tell, or more is done than to read."""
+    instructions = list(dis.get_instructions(code))
+    nested = [x for x in code.co_consts if isinstance(x, types.CodeType)]
+    if nested or code.co_freevars or any([i.opname in _REFUSED for i in instructions]):
+        return None
+    scope = dict.fromkeys([i.argval for i in instructions if i.opname == "LOAD_GLOBAL"])
+    attributes = dict.fromkeys([i.argval for i in instructions if i.opname in ("LOAD_ATTR", "LOAD_METHOD")])
+    return None if set(scope) | set(attributes) != set(code.co_names) else Reads(tuple(scope), tuple(attributes))
+
+
+def word(x: Any) -> Any:
+    """A value as part of a key: equal where it means the same to a trace."""
+    kind = type(x)
+    if kind in _PLAIN:
+        return kind, x
+    if kind is float:
+        return kind, x.hex()
+    if kind is tuple:
+        return kind, *map(word, x)
+    if kind in _REDUCERS:
+        if kind is not OnlineSoftmaxReducer and not vars(x):
+            return kind
+        if vars(x).keys() == {"return_lse"} and x.block_prune_threshold is None and x.prune_mass is None:
+            return kind, bool(x.return_lse)
+    raise Unseen
+
+
+def global_word(name: str, x: Any) -> Any:
+    """The same of what stands in the function's file."""
+    if isinstance(x, types.ModuleType) and x.__name__ in _MODULES:
+        return x
+    of_torch = str(getattr(x, "__module__", None)).startswith("torch") or x is getattr(torch, name, None)
+    if callable(x) and not isinstance(x, type) and of_torch and getattr(x, "__name__", "") in FUNCTIONS:
+        return x
+    if name in _BUILTINS and x is _BUILTIN[name]:
+        return x
+    return word(x)
+
+
+class Known(NamedTuple):
+    """A trace: its programs, what the function returned, and where operands and numbers come from: (place, name)."""
+
+    programs: Any
+    structure: Any
+    results: int
+    operands: tuple[tuple[str, str], ...]
+    scalars: tuple[str, ...]
+
+
+class Traces:
+    """The known traces of one module."""
+
+    def __init__(self, function: types.FunctionType) -> None:
+        self.function, self.code = function, function.__code__
+        # what an argument is if nobody gives it could change
+        self.reads = None if function.__defaults__ or function.__kwdefaults__ else reads(self.code)
+        self.known: dict[tuple, Known] = {}
+        self.own: tuple[str, ...] = ()
+
+    def __reduce__(self) -> Any:
+        return type(None), ()  # a copy of the module begins anew
+
+    def key(self, module: nn.Module, graph: Any, forms: tuple, uniform: dict) -> tuple | None:
+        """All that decides a trace; None where that is not known."""
+        if self.reads is None or torch._C._len_torch_function_stack() or prune.records_gaps():
+            return None
+        scope = self.function.__globals__
+        lists = len(graph.prepared) if torch.is_grad_enabled() else len(graph.prepared[:2])
+        words: list[Any] = [graph.kind, graph.reversed, len(graph.tensors) + lists, forms]
+        tensors = []
+        try:
+            for name in self.reads.scope:
+                words.append(global_word(name, scope[name] if name in scope else _BUILTIN[name]))
+            for name in self.own:
+                words.append(word(getattr(module, name)))
+            for name, x in uniform.items():
+                if isinstance(x, Tensor):
+                    tensors.append(id(x))
+                    words.append((name, x.dtype, x.shape))
+                else:
+                    words.append((name, float if type(x) is float else word(x)))
+        except (Unseen, KeyError, AttributeError):
+            return None
+        # a tensor that is given twice is one operand
+        return None if len(set(tensors)) < len(tensors) else tuple(words)
+
+    def learn(self, module: nn.Module, graph: Any, forms: tuple, trace: Any, given: dict[str, dict]) -> None:
+        """Keep a trace, if all that it can have read is in its key."""
+        assert self.reads is not None
+        fields = {name for place in ("src", "dst", "edge") for name in given[place]}
+        own = tuple([name for name in self.reads.attributes if is_own(module, name)])
+        for name in self.reads.attributes:
+            if name not in own and name not in _OF_VALUES and (name not in fields or hasattr(torch, name)):
+                return
+        if own != self.own or len(self.known) >= MOST:
+            self.own = own
+            self.known.clear()
+        key, found = self.key(module, graph, forms, given["uniform"]), known(trace, given)
+        if key is not None and found is not None:
+            self.known[key] = found
+
+
+class Again:
+    """What the run of a known trace asks of a tracer."""
+
+    notes = ()
+
+    def __init__(self, known: Known, home: Any, given: dict[str, dict]) -> None:
+        self.home = home
+        self.operands = [(given[place][name],) for place, name in known.operands]
+        self.scalars = [(name, given["uniform"][name]) for name in known.scalars]
+
+
+def of(module: nn.Module) -> Traces | None:
+    """The traces of a module whose edge function its class has."""
+    held, function = module.__dict__.get("_traces"), getattr(type(module), "edge", None)
+    if "edge" in module.__dict__:
+        return None
+    if held is not None and held.function is function and held.code is function.__code__:
+        return None if function.__defaults__ or function.__kwdefaults__ else held
+    if not isinstance(function, types.FunctionType):
+        return None
+    held = module.__dict__["_traces"] = Traces(function)
+    return held
+
+
+def is_own(module: nn.Module, name: str) -> bool:
+    """Whether a name is an attribute of the module that nn.Module has not given it."""
+    return hasattr(module, name) and (
+        name in vars(module) or getattr(type(module), name, None) is not getattr(nn.Module, name, None)
+    )
+
+
+def known(trace: Any, given: dict[str, dict]) -> Known | None:
+    """What a trace is made of, where it reads fields and uniform arguments alone."""
+    tracer = trace.tracer
+    operands, scalars = [], []
+    for t, row in tracer.operands:
+        place = "uniform" if row.place == "shared" else row.place
+        names = [row.name] if place != "uniform" else [name for name, x in given[place].items() if x is t]
+        if row.flag or len(names) != 1 or given[place].get(names[0]) is not t:
+            return None
+        operands.append((place, names[0]))
+    for name, value in tracer.scalars:
+        if given["uniform"].get(name) is not value:
+            return None
+        scalars.append(name)
+    if tracer.notes or tracer.launch != (0, 0):
+        return None
+    return Known(trace.programs, trace.structure, trace.first, tuple(operands), tuple(scalars))
