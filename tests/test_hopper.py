@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import compiled_hopper
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tiga as tg
 from tiga.adjoint import adjoint, augment
@@ -182,6 +183,23 @@ def test_what_was_faster_is_taken(monkeypatch, graph, why):
     made = launch_hopper.Call(p, call.tensors, tuple(call.ints), call.scalars, [])
     with pytest.raises(launch_hopper.Refused, match=why):
         OnHopper(ready, made, tiles.spans).steps()
+
+
+def test_compiled_models_leave_such_works_in_the_operator(monkeypatch):
+    """Decided by examples of sizes alone: they have no memory."""
+    monkeypatch.undo()
+    monkeypatch.setattr(launch_hopper, "unavailable", lambda device: "")
+    monkeypatch.setattr(launch_hopper, "multiprocessors", lambda device: 1)
+    short = torch.zeros(1200, HEADS, 128, dtype=torch.bfloat16)
+    call = Attention().lower(tg.Graph.triangular(1200), {"key": short, "value": short}, {"query": short}, {}, scale=0.1)
+    p = parse(call.program)
+    (ready,) = tiles.planned(p)[1]
+    with FakeTensorMode() as mode:
+        like = [mode.from_tensor(t) for t in call.tensors]
+        few = [t[:900] for t in like]
+        for tensors, n, taken in ((like, 1200, True), (few, 900, False)):
+            made = launch_hopper.Call(p, tensors, (n, n, 0), call.scalars, [])
+            assert launch_hopper.takes(ready, made, tiles.spans) is taken
 
 
 def test_another_triton_is_refused(monkeypatch):
