@@ -19,9 +19,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import tiga as tg
 from tiga import adjoint, explain, layouts, parser, passes, tangent
 from tiga.builder import Path
-from tiga.ops import autocast, batch
+from tiga.ops import autocast, batch, propagate
 
-CACHED = (parser.parse, adjoint.augment, adjoint.adjoint, tangent.tangent, autocast.autocast, batch._text)
+CACHED = (
+    parser.parse,
+    adjoint.augment,
+    adjoint.adjoint,
+    tangent.tangent,
+    autocast.autocast,
+    batch._text,
+    propagate._gradient,
+)
 
 
 class Attention(tg.MessagePassing):
