@@ -8,7 +8,7 @@ import tempfile
 
 import torch
 
-from tiga.codegen import kernels, launch
+from tiga.codegen import kernels, launch, steps
 from tiga.ops import tiles
 from tiga.ops.propagate import allocate
 from tiga.parser import parse
@@ -92,11 +92,11 @@ def usage(text, arguments, capability):
 
     p = parse(text)
     kept, launch.runner = launch.runner, runner
-    launch._records.clear()
+    steps._records.clear()
     try:
         outputs = allocate(p, arguments.tensors, arguments.ints)
         tiles.run(p, arguments.tensors, arguments.ints, arguments.scalars, outputs)
     finally:
         launch.runner = kept
-        launch._records.clear()
+        steps._records.clear()
     return [min(tried, key=lambda x: x[1]) for tried in found.values()]

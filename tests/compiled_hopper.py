@@ -8,7 +8,7 @@ import tempfile
 import torch
 from compiled import _POINTERS, compile_for
 
-from tiga.codegen import kernels, launch, launch_hopper
+from tiga.codegen import kernels, launch, launch_hopper, steps
 from tiga.ops import tiles
 from tiga.ops.propagate import allocate
 from tiga.parser import parse
@@ -88,7 +88,7 @@ def kernels_of(text, arguments, multiprocessors=1):
     kept = launch.runner, launch_hopper.unavailable, launch_hopper.multiprocessors
     launch.runner = runner
     launch_hopper.unavailable, launch_hopper.multiprocessors = lambda device: "", lambda device: multiprocessors
-    launch._records.clear()
+    steps._records.clear()
     p = parse(text)
     try:
         outputs = allocate(p, arguments.tensors, arguments.ints)
@@ -96,5 +96,5 @@ def kernels_of(text, arguments, multiprocessors=1):
         assert not reason, reason
     finally:
         launch.runner, launch_hopper.unavailable, launch_hopper.multiprocessors = kept
-        launch._records.clear()
+        steps._records.clear()
     return found

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tiga as tg
-from tiga.codegen import launch
+from tiga.codegen import calls
 from tiga.codegen.launch_hopper import HopperLaunch
 from tiga.codegen.plan import Plan
 from tiga.ops import tiles
@@ -40,7 +40,7 @@ def test_tiles_with_a_note_are_done_again(kind, noted):
     query, key, value = torch.randn(3, ROWS, HEADS, 16)
     call = Attention().lower(graph, {"key": key, "value": value}, {"query": query}, {}, scale=0.3)
     p, out = parse(call.program), torch.full((ROWS, HEADS, 16), UNWRITTEN)
-    made = launch.Call(p, call.tensors, tuple(call.ints), call.scalars, [out])
+    made = calls.Call(p, call.tensors, tuple(call.ints), call.scalars, [out])
     (ready,) = tiles.planned(p)[1]
     work = HopperLaunch(ready, made, tiles.spans)
     work.plan, work.splits, work.precision, work.padded = Plan(TILE, 16, 4, 1), 1, "ieee", {}
@@ -59,5 +59,5 @@ def test_tiles_with_a_note_are_done_again(kind, noted):
         first, end = next(t for t in tiles_of if t[0] <= row < t[1])
         wanted[first:end, head] = exact[first:end, head]
     for record in records:
-        launch._run(record, ready, made, tiles.spans, {})
+        calls.run(record, ready, made, tiles.spans, {})
     torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-5)

@@ -12,7 +12,7 @@ import torch
 
 import tiga as tg
 from tiga import passes, relations
-from tiga.codegen import device_bounds, kernels, launch, launch_rows, replay
+from tiga.codegen import device_bounds, kernels, launch, launch_rows, replay, steps
 
 
 class Attention(tg.MessagePassing):
@@ -66,7 +66,7 @@ def by_address(run, values):
 def launched(request, monkeypatch):
     """How kernels are launched: forgotten are earlier calls, and what is not written is nan."""
     monkeypatch.setattr(replay, "KEPT", {})
-    monkeypatch.setattr(launch, "_records", type(launch._records)())
+    monkeypatch.setattr(steps, "_records", type(steps._records)())
     monkeypatch.setattr(launch_rows, "_records", {})
     if request.param == "addresses":
         runner, made = launch.runner, launch_rows.made

@@ -6,7 +6,7 @@ from test_gpu_sample import DEVICE, Attention, check_point
 
 import tiga as tg
 from tiga import passes
-from tiga.codegen import launch, launch_hopper, plan_hopper, replay
+from tiga.codegen import launch_hopper, plan_hopper, replay, steps
 
 pytestmark = pytest.mark.gpu
 SIZES = (17, 127, 128, 129, 1000)
@@ -37,7 +37,7 @@ def of_any_size(monkeypatch):
 
 
 def forget():
-    launch._records.clear()
+    steps._records.clear()
     replay.KEPT.clear()
 
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 import tiga as tg
-from tiga.codegen import device_pruned, emit_pruned, launch, plan_pruned
+from tiga.codegen import device_pruned, emit_pruned, launch, plan_pruned, steps
 from tiga.codegen.plan_pruned import PrunedPlan
 
 pytestmark = pytest.mark.gpu
@@ -318,10 +318,10 @@ def test_results_are_equal_whatever_the_plan(option, monkeypatch):
         monkeypatch.setattr(plan_pruned, "pruned_plans", lambda *of, plan=plan: [plan])
         monkeypatch.setattr(emit_pruned, "PROBE", probe)  # tiles before a loop is chosen, and which one
         monkeypatch.setattr(emit_pruned, "ENOUGH", enough)
-        launch._records.clear()
+        steps._records.clear()
         launch._source.cache_clear()
         found.append(report_of(Attention(**option), tg.Graph.triangular(ROWS), q, k, v))
-    launch._records.clear()
+    steps._records.clear()
     launch._source.cache_clear()
     out, report = found[0]
     assert report.skipped.sum() > 0

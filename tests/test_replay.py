@@ -10,7 +10,7 @@ from test_tiles import interpreted
 
 import tiga as tg
 from tiga import passes
-from tiga.codegen import kernels, launch, replay
+from tiga.codegen import kernels, launch, replay, steps
 from tiga.ops import propagate
 
 
@@ -31,7 +31,7 @@ def chip(monkeypatch):
     """A device on which kernels do nothing: what was launched with addresses, and what with tensors."""
     monkeypatch.setattr(propagate, "KERNEL_DEVICES", {"cpu"})
     monkeypatch.setattr(replay, "KEPT", {})
-    monkeypatch.setattr(launch, "_records", type(launch._records)())
+    monkeypatch.setattr(steps, "_records", type(steps._records)())
     chip = types.SimpleNamespace(addresses=[], tensors=[])
 
     def runner(text, values, plan, grid, device):

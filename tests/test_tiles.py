@@ -14,7 +14,7 @@ from compiled import float32_products
 import tiga as tg
 from tiga.adjoint import adjoint, augment
 from tiga.codegen import kernels
-from tiga.codegen.launch import Call
+from tiga.codegen.calls import Call
 from tiga.codegen.plan import Plan, plans
 from tiga.ops import tiles
 from tiga.parser import parse

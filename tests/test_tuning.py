@@ -7,7 +7,7 @@ import torch
 
 import tiga as tg
 from tiga.adjoint import augment
-from tiga.codegen import cache, launch, tuning
+from tiga.codegen import cache, launch, steps, tuning
 from tiga.codegen.kernels import Runner
 from tiga.codegen.plan import Plan, candidates, plans
 from tiga.ops import tiles
@@ -32,7 +32,7 @@ def chip(monkeypatch, tmp_path):
     """A device that takes as long as `cost` says, with kernels that spill where `spills` says; what it ran."""
     monkeypatch.setenv("TIGA_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(tuning, "_kept", {})
-    monkeypatch.setattr(launch, "_records", type(launch._records)())
+    monkeypatch.setattr(steps, "_records", type(steps._records)())
 
     class Chip:
         ran, timed, cost, spills = [], [], staticmethod(lambda plan: plan.block_n), staticmethod(lambda plan: 0)
@@ -77,7 +77,7 @@ def test_later_processes_take_it_without_timing(chip, monkeypatch):
         call()()
     fastest = chip.ran[-1]
     monkeypatch.setattr(tuning, "_kept", {})
-    monkeypatch.setattr(launch, "_records", type(launch._records)())
+    monkeypatch.setattr(steps, "_records", type(steps._records)())
     chip.timed.clear()
     call()()
     assert chip.ran[-1] == fastest

@@ -13,7 +13,7 @@ import torch
 
 import tiga as tg
 from tiga import passes
-from tiga.codegen import launch
+from tiga.codegen import launch, steps
 
 test_gpu.DEVICE = test_gpu_programs.DEVICE = test_gpu_sample.DEVICE = "cpu"
 
@@ -44,7 +44,7 @@ def parts(monkeypatch):
         return found[-1]
 
     monkeypatch.setattr(launch.Launch, "parts", counted)
-    launch._records.clear()
+    steps._records.clear()
     return found
 
 

@@ -20,9 +20,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from tiga import passes
 from tiga.codegen import bounds, hopper, plan_hopper
+from tiga.codegen.calls import Call, Prepared, Steps
 from tiga.codegen.emit_nodes import Parameter, Source
 from tiga.codegen.kernels import multiprocessors
-from tiga.codegen.launch import Call, Launch, Prepared, Steps
+from tiga.codegen.launch import Launch
 from tiga.codegen.plan import Plan
 from tiga.codegen.plan_hopper import HopperPlan, hopper_plans
 from tiga.codegen.tiles import Input, Refused

@@ -17,7 +17,7 @@ from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tiga.codegen import launch, launch_rows
+from tiga.codegen import calls, launch, launch_rows
 from tiga.codegen.kernels import Runner, compiled, keep, multiprocessors, runner
 from tiga.codegen.launch_hopper import takes
 from tiga.codegen.plan_rows import programs
@@ -116,7 +116,7 @@ class Writer:
             plan, kernels, reason = tiles.planned(self.p)
             if plan is None:
                 raise Unfit(reason)
-            call = launch.Call(self.p, tensors, tuple(ints), scalars, outputs)
+            call = calls.Call(self.p, tensors, tuple(ints), scalars, outputs)
             tiles.visit(plan, kernels, call, tensors, scalars, self.tile_work)
             return
         planned = rows.planned(self.p)
@@ -126,7 +126,7 @@ class Writer:
 
     def tile_work(self, ready: Any, call: Any, spans: Any) -> tuple[str, ...]:
         many = self.hints.tensors
-        like = launch.Call(self.p, many(call.given), tuple(many(call.ints)), call.scalars, many(call.outputs))
+        like = calls.Call(self.p, many(call.given), tuple(many(call.ints)), call.scalars, many(call.outputs))
         like.tensors.update(zip(call.tensors, many(list(call.tensors.values()))))
         with self.hints.alone():
             if takes(ready, like, spans):

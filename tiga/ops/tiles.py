@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from tiga import passes, relations
-from tiga.codegen.launch import Call, Prepared, launch, span_of
+from tiga.codegen.calls import Call, Prepared, span_of
 from tiga.codegen.nodes import Planner
 from tiga.codegen.replay import Tape
+from tiga.codegen.steps import launch
 from tiga.codegen.tiles import Refused, Tiles
 from tiga.ops.nodes import Whole
 from tiga.program import Line, Program
