@@ -27,6 +27,7 @@ ROWS = [
     {"program", "infer", "parser", "graph_build", "density"},
     {"builder", "graph", "graph_text"},
     {
+        "field_checks",
         "derivation",
         "adjoint",
         "tangent",
