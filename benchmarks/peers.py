@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,6 +43,21 @@ def varlen(q: Tensor, k: Tensor, v: Tensor, boundaries: Tensor, longest: int, wi
     scale = q.shape[-1] ** -0.5
     out = varlen_attn(*packed, boundaries, boundaries, longest, longest, scale=scale, window_size=window)
     return out.transpose(0, 1)[None]
+
+
+def flash_attentions() -> dict[str, Callable[..., Tensor]]:
+    """FlashAttention-3, forward alone (`pip install fa3-fwd`), and -4 (`flash-attn-4`), where they are installed."""
+    found = {}
+    for name, module in (("FA3", "fa3_fwd_interface"), ("FA4", "flash_attn.cute")):
+        with contextlib.suppress(ImportError):
+            found[name] = partial(_flash, importlib.import_module(module).flash_attn_func)
+    return found
+
+
+def _flash(attend: Callable, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+    """[batch, heads, rows, width] in and out, of a function whose heads come after the rows."""
+    out = attend(*[x.transpose(1, 2) for x in (q, k, v)], causal=is_causal)
+    return (out[0] if isinstance(out, (tuple, list)) else out).transpose(1, 2)
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:

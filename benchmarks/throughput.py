@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -120,12 +121,16 @@ WORKS = {
     "varlen, 8 x 4096, D128 causal": (32768, 128, 1, 16, "equal", "plain"),
     "window 1024 of 32k, D128": (32768, 128, 1, 16, "window", "plain"),
 }
-PEERS = ("tiga", "FlexAttention", "cuDNN", "flash", "varlen_attn")
+PEERS = ("tiga", "FlexAttention", "cuDNN", "flash", "FA3", "FA4", "varlen_attn")
+RATIOS = ("FlexAttention", "cuDNN", "varlen_attn")
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Milliseconds, MiB of forward and backward, relative errors of (out, dq, dk, dv) of one head against float64."""
+    """Milliseconds, MiB of forward and backward, relative errors of (out, dq, dk, dv) of one head against float64.
+
+    Not a number: of a peer without a backward.
+    """
 
     forward: float
     backward: float
@@ -163,6 +168,7 @@ class Work:
         relation, options = self.relation, {"is_causal": self.mask is not None}
         if relation.dense and self.score.module is Attention:
             found |= {name: partial(peers.sdpa, name, *self.inputs, **options) for name in ("cuDNN", "flash")}
+            found |= {name: partial(run, *self.inputs, **options) for name, run in peers.flash_attentions().items()}
         if relation.window is not None:
             limits = (self.boundaries, max(self.lengths), relation.window(self.rows))
             found["varlen_attn"] = partial(peers.varlen, *self.inputs, *limits)
@@ -201,10 +207,13 @@ class Work:
         b, h = head
         gradient = lambda out: torch.autograd.grad(out, self.inputs, self.grad, retain_graph=True)
         out = run()
-        errors = tuple(relative(x[b, h], z) for x, z in zip((out, *gradient(out)), exact))
+        found = (out, *gradient(out)) if out.requires_grad else (out,)
+        errors = tuple(relative(x[b, h], z) for x, z in zip(found, exact))
         check("a peer or tiga against float64", max(errors), 0.0, 2e-2)
         with torch.no_grad():
             forward = milliseconds(run, self.setting)
+        if not out.requires_grad:
+            return Figures(forward, math.nan, 0.0, errors)
         backward = milliseconds(lambda: gradient(out), self.setting)
         return Figures(forward, backward, peak_mib(lambda: gradient(run()), self.setting), errors)
 
@@ -227,7 +236,7 @@ class Work:
         }
         cells = [
             *[pair(speed.get(name)) for name in PEERS],
-            *[times(speed["tiga"], speed.get(name)) for name in ("FlexAttention", "varlen_attn")],
+            *[times(speed["tiga"], speed.get(name)) for name in RATIOS],
             pair((ours.peak, flex.peak)) if flex else figure(ours.peak),
             " / ".join(f"{max(f.errors):.1e}" for f in (ours, flex) if f),
             f"{lowering} {why}".strip(),
@@ -237,11 +246,11 @@ class Work:
 
 def times(ours: tuple[float, float], theirs: tuple[float, float] | None) -> str:
     """How many times the peer's speed, forward / backward."""
-    return "" if theirs is None else " / ".join(f"{a / b:.2f}x" for a, b in zip(ours, theirs))
+    return "" if theirs is None else " / ".join(f"{a / b:.2f}x" if b == b else "-" for a, b in zip(ours, theirs))
 
 
 def table(setting: Setting) -> Table:
-    ratios = ("tiga / Flex", "tiga / varlen_attn", "peak MiB, tiga / Flex", "error, tiga / Flex", "how it ran")
+    ratios = (*[f"tiga / {name}" for name in RATIOS], "peak MiB, tiga / Flex", "error, tiga / Flex", "how it ran")
     says = (
         "bfloat16, TFLOP/s forward / backward, by pairs that are edges (backward: 2.5 times the forward's products); "
         "medians of device time, forward without grad. tiga and FlexAttention are deterministic as they run here; SDPA "
