@@ -10,7 +10,7 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -215,7 +215,7 @@ def attempt(fn: Callable[[], Any], setting: Setting) -> Any:
             print(e, file=sys.stderr)
 
 
-def of_each(runs: dict[str, Any], measure: Callable[[str], Any], setting: Setting) -> tuple[dict[str, Any], str]:
+def of_each(runs: Iterable[str], measure: Callable[[str], Any], setting: Setting) -> tuple[dict[str, Any], str]:
     """(figures by name, which peers failed and how); that tiga fails is an error."""
     found: dict[str, Any] = {}
     why = []
