@@ -23,8 +23,8 @@ from tiga.program import Line, Program, evaluate_size
 from tiga.schedule import schedule
 from tiga.types import DTYPES, NAMES, compute_dtype
 
-LEAST = 1 << 24
-"""Numbers at edges from which on a compiler's seconds are soon won back: on torch they take tenths of a second."""
+LEAST = 1 << 22
+"""Numbers at edges from which on a compiler's seconds are soon won back: on torch they take a tenth of a second."""
 WHEN = {"always": 0, "never": math.inf}
 """TIGA_CPP=always or never, instead."""
 GROUPS = 1024  # of rows, a thread at a time
