@@ -15,7 +15,7 @@ import torch
 
 from tiga.inductor import consumers, producers, siblings
 from tiga.inductor.draft import Draft
-from tiga.inductor.neighbourhood import calls_of, direction, is_call, put, results, sweep
+from tiga.inductor.neighbourhood import calls_of, direction, is_call, put, results, settle, sweep
 from tiga.parser import parse
 from tiga.program import Program
 
@@ -44,6 +44,7 @@ class Neighbours:
         calls = calls_of(graph)
         if not calls:
             return 0
+        settle(graph)
         origins(calls)
         fold_numbers(calls)
         rounds = 0

@@ -74,7 +74,14 @@ def is_small(node: Node, beside: Any) -> bool:
 
 def direction(node: Node) -> Any:
     """Forward or backward, in a graph that holds both, and the region that is computed again in backward."""
-    return node.meta.get("partitioner_tag", ""), node.meta.get("ac_graph_id")
+    return node.meta.get("tiga_direction", node.meta.get("partitioner_tag", "")), node.meta.get("ac_graph_id")
+
+
+def settle(graph: Any) -> None:
+    """What forward is made of is forward: torch 2.14 calls some of it backward, as backward reads it as well."""
+    for node in reversed(graph.nodes):
+        if direction(node)[0] == "is_backward" and any(direction(u)[0] == "is_forward" for u in node.users):
+            node.meta["tiga_direction"] = "is_forward"
 
 
 def following(node: Node) -> set[Node]:
