@@ -143,7 +143,7 @@ accepted: [schedule] folds of weight times field ran as matrix products
 remark: [planning] dense relation remained implicit: no edge is listed
 remark: [planning] 1024 pairs in 1 range, at most 1024 at once, planned for 6 elements each
 remark: [planning] edge values take at most 24.0 KiB at once (limit 64.0 MiB, however many edges)
-remark: [provider] torch operations, no C++: 2048 numbers at edges, fewer than 16777216
+remark: [provider] torch operations, no C++: 2048 numbers at edges, fewer than 4194304
 variant cache: hits=0, misses=1""",
         )
 
@@ -165,7 +165,7 @@ accepted: [schedule] folds of weight times field ran as matrix products
 remark: [planning] triangular relation remained implicit: no edge is listed
 remark: [planning] 1024 pairs in 1 range, at most 1024 at once, planned for 6 elements each
 remark: [planning] edge values take at most 24.0 KiB at once (limit 64.0 MiB, however many edges)
-remark: [provider] torch operations, no C++: 1056 numbers at edges, fewer than 16777216
+remark: [provider] torch operations, no C++: 1056 numbers at edges, fewer than 4194304
 variant cache: hits=1, misses=1""",
         )
 
@@ -186,7 +186,7 @@ remark: [planning] blocks relation remained implicit: no edge is listed
 remark: [planning] 81 pairs in 1 range, at most 81 at once, planned for 6 elements each
 remark: [planning] edge values take at most 1.9 KiB at once (limit 64.0 MiB, however many edges)
 remark: [planning] inner products ran pair by pair: the ranges are small, or the two fields differ in rank or width
-remark: [provider] torch operations, no C++: 44 numbers at edges, fewer than 16777216
+remark: [provider] torch operations, no C++: 44 numbers at edges, fewer than 4194304
 variant cache: hits=0, misses=1""",
         )
 
@@ -223,7 +223,7 @@ remark: [planning] csr relation is listed: col and rowptr by destination
 remark: [planning] a product with joined features was split: that of src.x, dst.x is made once a node
 remark: [planning] 10 pairs in 1 range, at most 10 at once, planned for 64 elements each
 remark: [planning] edge values take at most 2.5 KiB at once (limit 64.0 MiB, however many edges)
-remark: [provider] torch operations, no C++: 160 numbers at edges, fewer than 16777216
+remark: [provider] torch operations, no C++: 160 numbers at edges, fewer than 4194304
 remark: [autograd] the gradient is programs too: operands and results of folds are kept, edge values are computed again
 variant cache: hits=0, misses=2""",
         )
@@ -244,13 +244,13 @@ remark: [planning] csr relation is listed: col and rowptr by destination
 remark: [planning] 3 programs, each a pass over the edges: an edge value reads a finished fold
 remark: [planning] program 1: 4 pairs in 1 range, at most 4 at once, planned for 4 elements each
 remark: [planning] program 1: edge values take at most 64 bytes at once (limit 64.0 MiB, however many edges)
-remark: [provider] program 1: torch operations, no C++: 4 numbers at edges, fewer than 16777216
+remark: [provider] program 1: torch operations, no C++: 4 numbers at edges, fewer than 4194304
 remark: [planning] program 2: 4 pairs in 1 range, at most 4 at once, planned for 6 elements each
 remark: [planning] program 2: edge values take at most 96 bytes at once (limit 64.0 MiB, however many edges)
-remark: [provider] program 2: torch operations, no C++: 8 numbers at edges, fewer than 16777216
+remark: [provider] program 2: torch operations, no C++: 8 numbers at edges, fewer than 4194304
 remark: [planning] program 3: 4 pairs in 1 range, at most 4 at once, planned for 4 elements each
 remark: [planning] program 3: edge values take at most 64 bytes at once (limit 64.0 MiB, however many edges)
-remark: [provider] program 3: torch operations, no C++: 8 numbers at edges, fewer than 16777216
+remark: [provider] program 3: torch operations, no C++: 8 numbers at edges, fewer than 4194304
 variant cache: hits=0, misses=1
 program 1 of 3:
     tiga/1 relation csr 3
