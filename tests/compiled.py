@@ -65,16 +65,22 @@ def compile_for(fn, args, options, capability, number="fp32"):
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
-def used(kernel):
-    """(registers, bytes of stack that ptxas spilled to) of the machine code."""
+def asked(tool, code, *options):
+    """What one of the tools in Triton's wheel says of a kernel's code."""
     import triton
 
-    tool = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "cuobjdump")
+    tool = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", tool)
     with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "kernel.cubin")
+        path = os.path.join(folder, "kernel")
         with open(path, "wb") as f:
-            f.write(kernel.asm["cubin"])
-        text = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
+            f.write(code)
+        done = subprocess.run([tool, *options, path], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout + done.stderr
+
+
+def used(kernel):
+    """(registers, bytes of stack that ptxas spilled to) of the machine code."""
+    text = asked("cuobjdump", kernel.asm["cubin"], "-res-usage")
     return int(re.search(r"REG:(\d+)", text)[1]), int(re.search(r"STACK:(\d+)", text)[1])
 
 

@@ -1,12 +1,9 @@
 """Compiling the Gluon kernels of a program for a GPU that is not there."""
 
-import os
 import re
-import subprocess
-import tempfile
 
 import torch
-from compiled import _POINTERS, compile_for
+from compiled import _POINTERS, asked, compile_for
 
 from tiga.codegen import kernels, launch, launch_hopper, steps
 from tiga.ops import tiles
@@ -40,15 +37,7 @@ def compile_gluon(fn, args):
 
 def logged(kernel):
     """What ptxas says of the kernel."""
-    import triton
-
-    tool = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "ptxas")
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "kernel")
-        with open(path, "w") as f:
-            f.write(kernel.asm["ptx"])
-        asked = [tool, "-v", "--gpu-name=sm_90a", path, "-o", path + ".cubin"]
-        return subprocess.run(asked, capture_output=True, text=True, check=True).stderr
+    return asked("ptxas", kernel.asm["ptx"].encode(), "-v", "--gpu-name=sm_90a", "-o", "kernel.cubin")
 
 
 def waits(sass):

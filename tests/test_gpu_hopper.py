@@ -23,6 +23,7 @@ POINTS += [(4097, 128, "triangular", "bfloat16", "contiguous"), (4097, 64, "wind
 @pytest.fixture(autouse=True)
 def of_any_size(monkeypatch):
     """As if the chip had one multiprocessor: a few tiles are enough, and one program visits them all."""
+    monkeypatch.setenv("TIGA_HOPPER", "always")
     if launch_hopper.unavailable(torch.device(DEVICE)):
         pytest.fail(launch_hopper.unavailable(torch.device(DEVICE)))
     monkeypatch.setattr(launch_hopper, "multiprocessors", lambda device: 1)

@@ -210,6 +210,14 @@ def test_another_triton_is_refused(monkeypatch):
     assert launch_hopper.unavailable(torch.device("cpu")) == "not sm_90"
 
 
+def test_it_is_asked_for(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.delenv("TIGA_HOPPER", raising=False)
+    assert launch_hopper.unavailable(torch.device("cuda")) == "TIGA_HOPPER is not always"
+    monkeypatch.setenv("TIGA_HOPPER", "always")
+    assert launch_hopper.unavailable(torch.device("cuda")) == launch_hopper._gluon()
+
+
 def test_faults_are_seen(monkeypatch):
     monkeypatch.setattr(launch_hopper, "machine_code", lambda cubin: cubin)
     faults = lambda text: launch_hopper.faults(SimpleNamespace(asm={"cubin": text}))

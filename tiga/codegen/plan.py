@@ -1,4 +1,7 @@
-"""Plans of the tiles skeleton: tile sizes, warps, stages. The first without spills runs, else that of fewest."""
+"""Plans of the tiles skeleton: tile sizes, warps, stages. The first without spills runs, else that of fewest.
+
+Few spills are better than tiny tiles, whatever those spill (`launch.py`).
+"""
 
 from __future__ import annotations
 
