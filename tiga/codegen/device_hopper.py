@@ -148,6 +148,25 @@ def edges_only(x, at, row_start, row_stop, instead, COLS: gl.constexpr):
 
 
 @gluon.jit
+def packed(x, DTYPE: gl.constexpr):
+    """x in 16 bits, each two in the register of the first: what goes from loop to loop stays so, where two numbers of
+    16 bits would be taken apart and put together again in each. The second's register is never read: it is none."""
+    name: gl.constexpr = "bf16x2" if DTYPE == gl.bfloat16 else "f16x2"
+    text: gl.constexpr = "cvt.rn." + name + ".f32 $0, $3, $2; mov.b32 $1, $0;"
+    return gl.inline_asm_elementwise(text, "=r,=r,f,f", [x], dtype=gl.int32, is_pure=True, pack=2)
+
+
+@gluon.jit
+def unpacked(x, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
+    """What was packed, as an operand of a product."""
+    if DTYPE == gl.bfloat16:
+        each = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r,r", [x], dtype=gl.bfloat16, is_pure=True, pack=2)
+    else:
+        each = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r,r", [x], dtype=gl.float16, is_pure=True, pack=2)
+    return gl.convert_layout(each, LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
 def not_zero(by):
     """by, or a number too small to make a difference: an infinite score keeps its sign."""
     return gl.where(by == 0, 1.1754943508222875e-38, by)

@@ -7,6 +7,7 @@ import triton.language as tl
 
 from tiga.codegen.device import find_block
 
+BESIDE: tl.constexpr = tl.constexpr(256)  # tiles whose weights are compared at a time
 WORDS: tl.constexpr = tl.constexpr(8)  # a tile: owners first and end, others low and high, band low and high, weight
 
 
@@ -49,8 +50,8 @@ def order_tiles(ranges, ordered, slots, BLOCK: tl.constexpr):
     mine = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     weight = tl.load(ranges + mine * WORDS + 6, mask=mine < slots, other=0)
     rank = tl.zeros([BLOCK], tl.int32)
-    for at in tl.range(0, slots, BLOCK):
-        other = at + tl.arange(0, BLOCK)
+    for at in tl.range(0, slots, BESIDE):
+        other = at + tl.arange(0, BESIDE)
         beside = tl.load(ranges + other * WORDS + 6, mask=other < slots, other=0)
         same = (beside[None, :] == weight[:, None]) & (other[None, :] < mine[:, None])
         ahead = ((beside[None, :] > weight[:, None]) | same) & (other < slots)[None, :]

@@ -20,8 +20,9 @@ HEAD = """from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from tiga.codegen import device_hopper as tl
-from tiga.codegen.device_hopper import edges_only, following, furthest, load_numbers, not_zero, over_features
+from tiga.codegen.device_hopper import edges_only, following, furthest, load_numbers, not_zero, over_features, packed
 from tiga.codegen.device_hopper import place, reach_of_rows, sign, spoiled_rows, store_rows, tanh, tile_at, unknown
+from tiga.codegen.device_hopper import unpacked
 
 LOG2E = gl.constexpr(1.4426950408889634)
 """
@@ -162,9 +163,9 @@ class HopperEmitter(ConsumerEmitter):
 
     def enter_program(self, depth: int, program: str = "program") -> None:
         self.put(depth, f"{', '.join(REACH)} = reach({program}, {self.call('reach')})")
-        rest = "head"
+        rest, last = "head", len(self.work.axes) - 1
         for k, _ in enumerate(self.work.axes):
-            self.put(depth, f"h{k} = {rest} % H{k}")
+            self.put(depth, f"h{k} = {rest}{f' % H{k}' if k != last else ''}")
             rest = f"({rest} // H{k})"
 
     # The producer.

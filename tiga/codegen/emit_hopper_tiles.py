@@ -39,6 +39,7 @@ class ConsumerEmitter(Emitter):
         self.products = products_of(axes, work)
         self.levels: dict[str, int] = {}
         self.flying: list[str] = []  # matrix products that were begun and not waited for, in order
+        self.factors: list[int] = []  # folds whose scores have a factor that is the same for all pairs
         self.summed = [f.field for f in work.folds if f.field is not None]
         self.ends: dict[str, tuple[Input, Input]] = {}  # of a product the vectors, the owners' first
         for ref in self.products:
@@ -97,13 +98,15 @@ class ConsumerEmitter(Emitter):
         self.tile_of("first", "masked")
 
     def visit_rest(self) -> None:
-        """One loop where weights are kept for the next tile: ptxas packs and unpacks what goes from loop to loop."""
-        if self.plan.ahead:
-            loops: tuple[tuple[str, str], ...] = (("range(1, all_tiles)", "either"),)
-        else:
-            loops = (("range(1, all_steps)", "masked"), ("range(tl.maximum(all_steps, 1), all_tiles)", "edges"))
-        for steps, what in loops:
-            self.put(1, f"for step in {steps}:")
+        """A loop over tiles with a mask, and one over tiles of edges only, which branches nowhere.
+
+        Scores of a factor below 0 have their peaks at the other end: then the first loop takes all tiles.
+        """
+        signs = " & ".join([f"(by{k} > 0)" for k in self.factors])
+        end = f"tl.where({signs}, all_steps, all_tiles)" if signs else "all_steps"
+        self.put(1, f"careful = tl.maximum({end}, 1)")
+        for steps, what in (("1, careful", "either" if signs else "masked"), ("careful, all_tiles", "edges")):
+            self.put(1, f"for step in range({steps}):")
             self.depth = 2
             self.tile_of("next", what)
 
@@ -117,7 +120,8 @@ class ConsumerEmitter(Emitter):
             depth += 1
         step = "0" if self.first else "step"
         if self.finds_again():
-            self.put(depth, f"{name} = masked(WG, unknown(program), {step}, {name}, {instead}, {self.call('masked')})")
+            program = "program" if self.first else "unknown(program)"
+            self.put(depth, f"{name} = masked(WG, {program}, {step}, {name}, {instead}, {self.call('masked')})")
             return
         self.put(depth, f"at = tile_at({step}, steps, all_steps, begin, next_begin, inner_begin, BLOCK_N)")
         self.put(depth, f"{name} = edges_only({name}, at, row_start, row_stop, {instead}, COLS)")
@@ -131,6 +135,8 @@ class ConsumerEmitter(Emitter):
         if not self.first:
             put("before = stage")
             put("stage, phase = following(stage, phase, STAGES)")
+        if ahead and not self.first:
+            self.unpack()
         for k, ref in enumerate(self.products):
             own, far = self.ends[ref]
             self.arrived(far)
@@ -235,9 +241,12 @@ class ConsumerEmitter(Emitter):
             self.only_edges(f"score{k}", "float('-inf')")
             self.weigh(k, f, f"tl.max(score{k}, 1)")
             return
-        self.put(self.depth, f"by{k} = not_zero({factor} * LOG2E)")
+        if self.first:
+            self.factors.append(k)
+            self.put(self.depth, f"by{k} = not_zero({factor} * LOG2E)")
         self.only_edges(f"score{k}", f"tl.where(by{k} > 0, float('-inf'), float('inf'))")
-        self.weigh(k, f, f"furthest(score{k}, by{k})", by=f"by{k}")
+        top = f"tl.max(score{k}, 1)" if self.what == "edges" else f"furthest(score{k}, by{k})"
+        self.weigh(k, f, top, by=f"by{k}")
 
     def scaled(self, ref: str) -> tuple[str, str] | None:
         """(pairs, factor) of a product of numbers of pairs and a number of all."""
@@ -264,7 +273,7 @@ class ConsumerEmitter(Emitter):
     def operand(self, k: int, f: Fold) -> None:
         assert f.field is not None
         layout, dtype = f"W{self.widths[f.field.vector]}", self.short_dtype()
-        self.put(self.depth, f"part{k} = tl.convert_layout(weight{k}.to({dtype}), {layout}, assert_trivial=True)")
+        self.put(self.depth, f"part{k} = unpacked(packed(weight{k}, {dtype}), {dtype}, {layout})")
 
     def begin_sum(self, k: int, f: Fold, slot: str) -> None:
         assert f.field is not None
@@ -275,8 +284,19 @@ class ConsumerEmitter(Emitter):
         self.flying.append(f"sum{k}")
 
     def add_all(self, slot: str) -> None:
+        """The products of a tile's scores fly already: what is done here takes no time of its own."""
         for k, f in enumerate(self.work.folds):
+            assert f.field is not None
+            layout = f"{self.widths[f.field.vector]}"
+            if f.reducer == "softmax":
+                self.put(self.depth, f"sum{k} = sum{k} * over_features(keep{k}, O{layout})")
             self.begin_sum(k, f, slot)
+
+    def unpack(self) -> None:
+        for k, f in enumerate(self.work.folds):
+            assert f.field is not None
+            layout = f"W{self.widths[f.field.vector]}"
+            self.put(self.depth, f"part{k} = unpacked(packed{k}, {self.short_dtype()}, {layout})")
 
     def wait_for_sums(self, slot: str) -> None:
         sums = [f"sum{k}" for k, _ in enumerate(self.work.folds)]
@@ -290,16 +310,13 @@ class ConsumerEmitter(Emitter):
             self.arrived(x, again=True)
         if not self.first:
             self.wait_for_sums("before")
-        for k, f in enumerate(self.work.folds):
-            if f.reducer == "softmax" and not self.first:
-                assert f.field is not None
-                layout = f"O{self.widths[f.field.vector]}"
-                self.put(self.depth, f"sum{k} = sum{k} * over_features(keep{k}, {layout})")
-            self.operand(k, f)
+        for k, _ in enumerate(self.work.folds):
+            self.put(self.depth, f"packed{k} = packed(weight{k}, {self.short_dtype()})")
 
     def last_sums(self) -> None:
         self.depth = 1
         if self.plan.ahead:
+            self.unpack()
             self.add_all("stage")
             self.wait_for_sums("stage")
         self.put(1, "stage, phase = following(stage, phase, STAGES)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tiga.codegen.emit_tiles import Emitter
 
+_RELATION = "prefix, own_bounds, other_bounds, block_low, block_high, num_blocks, num_own, num_other, False"
 FLAGS = 2048  # rows that are looked at at a time
 
 
@@ -49,7 +50,9 @@ class RedoEmitter(Emitter):
         put(1, "begin_row = tl.cast(first // tiles, tl.int64) * num_own")
         put(1, "end_row = tl.cast((end - 1) // tiles, tl.int64) * num_own")
         if self.span == "blocks":
-            put(1, "end_row += num_own")
+            for name, at, tile in (("begin", "first", "tile"), ("end", "(end - 1)", "(tile + 1)")):
+                put(1, f"tile, of_block, past_block, {', '.join('____')} = find_block({at} % tiles, {_RELATION})")
+                put(1, f"{name}_row += tl.minimum(of_block + {tile} * BLOCK_M, past_block)")
         else:
             put(1, "begin_row += first % tiles * BLOCK_M")
             put(1, "end_row += tl.minimum(((end - 1) % tiles + 1) * BLOCK_M, num_own)")

@@ -46,7 +46,7 @@ _SCHEDULES = {
 REDO = Plan(64, 32, 4, 1)  # little memory: many such tiles of owners find at a time that there is nothing to do
 _ALIGNED = 16  # bytes: of addresses and strides that the copy engine reads by
 _HOPPER = (9, 0)
-ORDERED = 128  # tiles whose places one program finds
+ORDERED = 16  # tiles whose places one program finds
 
 
 def unavailable(device: torch.device) -> str:
