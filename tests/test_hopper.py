@@ -75,7 +75,7 @@ def backward(program, graph, width):
     wanted = [k for k, o in enumerate(p.operands) if o.name in ("key", "query", "value")]
     text = adjoint(call.program, tuple(wanted), (0,)).text
     given = dict(zip([o.ref for o in p.operands], call.tensors))
-    saved = {"saved0": torch.zeros(ROWS, HEADS, width), "saved1": torch.zeros(ROWS, HEADS, 1)}
+    saved = {"saved0": torch.zeros(ROWS, HEADS, width, dtype=torch.bfloat16), "saved1": torch.zeros(ROWS, HEADS, 1)}
     saved["grad0"] = torch.zeros(ROWS, HEADS, width, dtype=torch.bfloat16)
     tensors = [given[o.ref] if o.ref in given else saved[o.name] for o in parse(text).operands]
     relation = list(call.tensors[len(p.operands) :])

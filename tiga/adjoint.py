@@ -11,7 +11,7 @@ import functools
 
 from tiga import passes
 from tiga.builder import Value
-from tiga.derivation import Derivation, Derived, folded, saved_outputs
+from tiga.derivation import Derivation, Derived, folded, saved_dtype, saved_outputs
 from tiga.infer import body_types
 from tiga.parser import parse
 from tiga.primitives import PRIMITIVES
@@ -25,7 +25,7 @@ _LAZY = ("sum", "unsqueeze", "squeeze", "permute", "to", "spread", "expand_like"
 
 @functools.lru_cache(8192)
 def augment(text: str) -> str:
-    """The program that also returns what its derivatives read: results of folds, in the dtype they accumulate in."""
+    """The program that also returns what its derivatives read: results of folds (`saved_dtype`)."""
     passes.ran("augment")
     grown = _augment_once(text)
     while grown != text:  # a result returned may get a gradient, and that may read another
@@ -45,10 +45,9 @@ def _augment_once(text: str) -> str:
     lines, returns, outs = list(p.lines), list(p.returns), sum(len(line.outs) for line in p.lines)
     for k in sorted({k for what, k in trial.reads if what == "saved"}):
         ref = results[k]
-        narrow = p.types[ref].dtype in ("f16", "bf16")
-        if ref in held and not (narrow and p.returns[held[ref]] == ref):
+        if ref in held and saved_dtype(p, ref) == p.types[p.returns[held[ref]]].dtype:
             continue
-        if narrow:
+        if saved_dtype(p, ref) != p.types[ref].dtype:
             lines.append(Line(("%" + str(outs),), "to", (ref,), ("f32",)))
             ref, outs = "%" + str(outs), outs + 1
         returns.append(ref)

@@ -36,22 +36,28 @@ def folded(p: Program) -> list[str]:
 
 def saved_outputs(p: Program) -> dict[str, int]:
     """For each reduce result that an augmented program returns: the number of that output."""
-    found: dict[str, int] = {}
-    for o in folded(p):
-        if o in p.returns:
-            found[o] = p.returns.index(o)
-    for k, r in enumerate(p.returns):  # 16-bit results are returned in float32
+    found = {o: p.returns.index(o) for o in folded(p) if o in p.returns}
+    for k, r in enumerate(p.returns):  # 16-bit results that are returned in float32
         line = p.definitions.get(r)
         if (
             line is not None
             and line.op == "to"
             and line.attrs == ("f32",)
             and p.types[line.args[0]].dtype in ("f16", "bf16")
+            and saved_dtype(p, line.args[0]) == "f32"
         ):
             source = p.definitions.get(line.args[0])
             if source is not None and source.op in ("reduce", "scan"):
                 found[line.args[0]] = k
     return found
+
+
+def saved_dtype(p: Program, ref: str) -> str:
+    """That of a fold's result as derivatives read it: where it is of 16 bits, the one it accumulates in, but of an
+    implicit relation's result that the program returns that result itself. There edge values are rounded to 16 bits as
+    well, for products of matrices; on a list of edges they are not, and a rounded result would err the most of all."""
+    t = p.types[ref].dtype
+    return "f32" if t in ("f16", "bf16") and (p.kind == "csr" or ref not in p.returns) else t
 
 
 def fresh(stem: str, taken: set[str]) -> str:
@@ -110,9 +116,9 @@ class Derivation:
                 )
 
     def saved_value(self, ref: str) -> Value:
-        t = self.p.types[ref]
-        dtype = "f32" if t.dtype in ("f16", "bf16") else t.dtype
-        return self.new_operand("saved", t.place, dtype, t.sizes, ("saved", self.saved.get(ref, -1)))
+        t, dtype = self.p.types[ref], saved_dtype(self.p, ref)
+        x = self.new_operand("saved", t.place, dtype, t.sizes, ("saved", self.saved.get(ref, -1)))
+        return x.emit("to", "f32") if dtype in ("f16", "bf16") else x
 
     def finish(self, outputs: list[tuple[int | None, Value]]) -> Derived:
         p = self.p

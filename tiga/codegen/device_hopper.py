@@ -125,6 +125,19 @@ def store_rows(at, x, live, D: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
+def store_through(buffer, at, stride, first, end, x, DTYPE: gl.constexpr, D: gl.constexpr):
+    """x, into contiguous vectors, `stride` from row to row of `first` .. `end`, by way of shared memory: a row of it is
+    written at a time, where a warpgroup's registers hold pairs of numbers of eight rows."""
+    buffer.store(x.to(DTYPE))
+    warps: gl.constexpr = gl.num_warps()
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [warps, 1], [1, 0])
+    row = first + gl.arange(0, x.shape[0], layout=gl.SliceLayout(1, layout))
+    d = gl.arange(0, D, layout=gl.SliceLayout(0, layout))
+    rows = at + row.to(gl.int64) * stride
+    gl.store(rows[:, None] + d[None, :], buffer.load(layout), mask=(row < end)[:, None])
+
+
+@gluon.jit
 def over_features(x, LAYOUT: gl.constexpr):
     """A number a row, for all features of LAYOUT."""
     return gl.convert_layout(x, gl.SliceLayout(1, LAYOUT), assert_trivial=True)[:, None]

@@ -18,11 +18,12 @@ from tiga.types import compute_dtype
 
 HEAD = """from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 from tiga.codegen import device_hopper as tl
 from tiga.codegen.device_hopper import edges_only, following, furthest, load_numbers, not_zero, over_features, packed
-from tiga.codegen.device_hopper import place, reach_of_rows, sign, spoiled_rows, store_rows, tanh, tile_at, unknown
-from tiga.codegen.device_hopper import unpacked
+from tiga.codegen.device_hopper import place, reach_of_rows, sign, spoiled_rows, store_rows, store_through
+from tiga.codegen.device_hopper import tanh, tile_at, unknown, unpacked
 
 LOG2E = gl.constexpr(1.4426950408889634)
 """
@@ -244,7 +245,6 @@ class HopperEmitter(ConsumerEmitter):
         self.visit_first()
         self.visit_rest()
         self.last_sums()
-        put("mbarrier.arrive(own_empty.index(near), count=1)")
         self.enter_rows("unknown(program)")  # again: no register holds it meanwhile
         for k, f in enumerate(self.work.folds):
             self.result(k, f)

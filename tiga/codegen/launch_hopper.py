@@ -243,7 +243,7 @@ class HopperLaunch(Launch):
         return lambda call: TensorDescriptor(call.tensors[x.ref], shape, strides, block, layout)
 
 
-MOST_LOCAL = 4  # loads and stores a tile: with so many, slopes of positions ran at 1.4 times the plain kernels' speed
+MOST_LOCAL = 8  # loads and stores a tile: with half of them, slopes of positions ran at 1.4 times the plain kernels' speed
 _PRODUCT, _WAIT = re.compile(r"\bHGMMA\b"), re.compile(r"WARPGROUP\.DEPBAR")
 _LOCAL, _LABEL = re.compile(r"\b(STL|LDL)\b"), re.compile(r"^(\.L_x_\d+):", re.MULTILINE)
 _BRANCH = re.compile(r"@!?U?P\d+ +BRA `\((\.L_x_\d+)\)")  # one that is always taken ends no loop
