@@ -5,6 +5,7 @@ On a CPU a wall clock stands in for CUDA events and memory is not measured: a co
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import statistics
 import sys
@@ -67,6 +68,16 @@ def milliseconds(fn: Callable[[], Any], setting: Setting) -> float:
 
         return do_bench(fn, warmup=setting.budget // 4, rep=setting.budget, return_mode="median")
     return a_call(fn, setting, calls=1, batches=3) / 1000
+
+
+def in_turns(runs: dict[str, Callable[[], Any]], setting: Setting, turns: int = 5) -> dict[str, float]:
+    """Of each the median over turns of `milliseconds`: a device that slows as it warms slows them all alike."""
+    short = dataclasses.replace(setting, budget=max(setting.budget // turns, 5))
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(turns):
+        for name, fn in runs.items():
+            found[name].append(milliseconds(fn, short))
+    return {name: statistics.median(times) for name, times in found.items()}
 
 
 def a_call(fn: Callable[[], Any], setting: Setting, calls: int = 100, batches: int = 15) -> float:

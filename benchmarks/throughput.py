@@ -12,7 +12,7 @@ from torch import Tensor
 
 import tiga as tg
 from benchmarks import peers
-from benchmarks.measure import Line, Setting, Table, check, figure, milliseconds, of_each, pair, peak_mib, relative
+from benchmarks.measure import Line, Setting, Table, check, figure, in_turns, of_each, pair, peak_mib, relative
 
 BACKWARD = 2.5  # of the forward's matrix products
 CHUNK = 2048  # rows of the float64 reference at once
@@ -138,6 +138,16 @@ class Figures:
     errors: tuple[float, ...]
 
 
+@dataclass(frozen=True)
+class Checked:
+    """A run that was right, and its result, which gradients are taken of; None: it has none."""
+
+    run: Callable[[], Tensor]
+    out: Tensor | None
+    peak: float
+    errors: tuple[float, ...]
+
+
 class Work:
     """The same numbers for tiga and its peers; every call takes and gives [batch, heads, rows, width]."""
 
@@ -202,20 +212,25 @@ class Work:
             outs.append(out.detach())
         return [torch.cat(outs), *total]
 
-    def measure(self, run: Callable[[], Tensor], exact: list[Tensor], head: tuple[int, int]) -> Figures:
-        """Errors first, then times."""
+    def gradient(self, out: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(out, self.inputs, self.grad, retain_graph=True)
+
+    def checked(self, run: Callable[[], Tensor], exact: list[Tensor], head: tuple[int, int]) -> Checked:
         b, h = head
-        gradient = lambda out: torch.autograd.grad(out, self.inputs, self.grad, retain_graph=True)
         out = run()
-        found = (out, *gradient(out)) if out.requires_grad else (out,)
+        found = (out, *self.gradient(out)) if out.requires_grad else (out,)
         errors = tuple(relative(x[b, h], z) for x, z in zip(found, exact))
         check("a peer or tiga against float64", max(errors), 0.0, 2e-2)
+        peak = peak_mib(lambda: self.gradient(run()), self.setting) if out.requires_grad else 0.0
+        return Checked(run, out if out.requires_grad else None, peak, errors)
+
+    def timed(self, found: dict[str, Checked]) -> dict[str, Figures]:
+        """Once all are right: tiga and its peers in turns."""
         with torch.no_grad():
-            forward = milliseconds(run, self.setting)
-        if not out.requires_grad:
-            return Figures(forward, math.nan, 0.0, errors)
-        backward = milliseconds(lambda: gradient(out), self.setting)
-        return Figures(forward, backward, peak_mib(lambda: gradient(run()), self.setting), errors)
+            forward = in_turns({n: c.run for n, c in found.items()}, self.setting)
+        made = {n: c.out for n, c in found.items() if c.out is not None}
+        backward = in_turns({n: partial(self.gradient, out) for n, out in made.items()}, self.setting)
+        return {n: Figures(forward[n], backward.get(n, math.nan), c.peak, c.errors) for n, c in found.items()}
 
     def lowering(self) -> str:
         return next(x.split(": ")[1] for x in self.module.explain().splitlines() if x.startswith("lowering: "))
@@ -223,7 +238,8 @@ class Work:
     def line(self) -> Line:
         setting, head = self.setting, (self.batch - 1, self.heads - 1)
         exact, runs = self.exact(*head), self.runs()
-        found, why = of_each(runs, lambda name: self.measure(runs[name], exact, head), setting)
+        right, why = of_each(runs, lambda name: self.checked(runs[name], exact, head), setting)
+        found = self.timed(right)
         lowering = self.lowering()
         if setting.on_gpu and "composite" in lowering:
             raise RuntimeError(f"no kernel ran: lowering {lowering}")
@@ -253,7 +269,8 @@ def table(setting: Setting) -> Table:
     ratios = (*[f"tiga / {name}" for name in RATIOS], "peak MiB, tiga / Flex", "error, tiga / Flex", "how it ran")
     says = (
         "bfloat16, TFLOP/s forward / backward, by pairs that are edges (backward: 2.5 times the forward's products); "
-        "medians of device time, forward without grad. tiga and FlexAttention are deterministic as they run here; SDPA "
+        "medians of device time, tiga and its peers in turns, forward without grad. tiga and FlexAttention are "
+        "deterministic as they run here; SDPA "
         "and varlen_attn may add gradients in any order. Peak: forward and backward, above the inputs. Error: the "
         "largest of ||x - exact|| / ||exact|| over out, dq, dk, dv of one head against float64."
     )

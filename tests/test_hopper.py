@@ -22,11 +22,8 @@ ROWS, HEADS = 300, 2
 
 @pytest.fixture(autouse=True)
 def every_form(monkeypatch):
-    spans = ("band", "rows1", "blocks")
-    monkeypatch.setattr(
-        plan_hopper, "TAKEN", frozenset([(span, *form) for form in plan_hopper._TABLE for span in spans])
-    )
-    monkeypatch.setattr(plan_hopper, "NARROWEST", 1)
+    every = [(span, width) for span in ("band", "rows1", "blocks") for width in (64, 128)]
+    monkeypatch.setattr(plan_hopper, "FEWEST", dict.fromkeys(every, 0))
 
 
 class Attention(tg.MessagePassing):
@@ -169,9 +166,10 @@ def test_few_tiles_are_left_to_the_tiles_skeleton(monkeypatch):
         (lambda: tg.Graph.triangular(1200), "taken"),
         (lambda: tg.Graph.window(1200, 1100), "taken"),
         (lambda: tg.Graph.window(1200, 100, 3), "reach 104 others"),
-        (lambda: tg.Graph.cu_seqlens(torch.tensor([0, 100, 1200]), num_dst=1200, num_src=1200), "no plan"),
+        (lambda: tg.Graph.cu_seqlens(torch.tensor([0, 100, 1200]), num_dst=1200, num_src=1200), "taken"),
+        (lambda: tg.Graph.cu_seqlens(torch.arange(0, 1201, 400), num_dst=1200, num_src=1200), "reach 400 others"),
     ],
-    ids=["causal", "a wide window", "a narrow one", "packed"],
+    ids=["causal", "a wide window", "a narrow one", "packed", "packed short ones"],
 )
 def test_what_was_faster_is_taken(monkeypatch, graph, why):
     monkeypatch.undo()
@@ -210,14 +208,6 @@ def test_another_triton_is_refused(monkeypatch):
     assert launch_hopper.unavailable(torch.device("cpu")) == "not sm_90"
 
 
-def test_it_is_asked_for(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.delenv("TIGA_HOPPER", raising=False)
-    assert launch_hopper.unavailable(torch.device("cuda")) == "TIGA_HOPPER is not always"
-    monkeypatch.setenv("TIGA_HOPPER", "always")
-    assert launch_hopper.unavailable(torch.device("cuda")) == launch_hopper._gluon()
-
-
 def test_faults_are_seen(monkeypatch):
     monkeypatch.setattr(launch_hopper, "machine_code", lambda cubin: cubin)
     faults = lambda text: launch_hopper.faults(SimpleNamespace(asm={"cubin": text}))
@@ -229,7 +219,7 @@ def test_faults_are_seen(monkeypatch):
     assert faults(once) == ""
     loads = lambda n: loop.format(n * "LDL R2, [R1]\n")
     assert faults(loads(launch_hopper.MOST_LOCAL)) == ""
-    assert "5 times a tile" in faults(loads(launch_hopper.MOST_LOCAL + 1))
+    assert f"{launch_hopper.MOST_LOCAL + 1} times a tile" in faults(loads(launch_hopper.MOST_LOCAL + 1))
 
 
 def test_schedules_and_rows_done_again_under_the_interpreter():
