@@ -22,10 +22,10 @@ POINTS += [(4097, 128, "triangular", "bfloat16", "contiguous"), (4097, 64, "wind
 
 @pytest.fixture(autouse=True)
 def of_any_size(monkeypatch):
-    """As if the chip had one multiprocessor: a few tiles are enough, and one program visits them all."""
+    """As if the chip had two multiprocessors: a few tiles are enough, and two programs visit them all."""
     if launch_hopper.unavailable(torch.device(DEVICE)):
         pytest.fail(launch_hopper.unavailable(torch.device(DEVICE)))
-    monkeypatch.setattr(launch_hopper, "multiprocessors", lambda device: 1)
+    monkeypatch.setattr(launch_hopper, "multiprocessors", lambda device: 2)
     every = [(span, width) for span in ("band", "rows1", "blocks") for width in (64, 128)]
     monkeypatch.setattr(plan_hopper, "FEWEST", dict.fromkeys(every, 0))
     forget()

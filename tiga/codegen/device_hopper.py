@@ -51,6 +51,16 @@ LOG2E: gl.constexpr = gl.constexpr(1.4426950408889634)
 
 
 @gluon.jit
+def back_and_forth(turn, num_tiles):
+    """Which tile is whose: of tiles by weight each program has one of every row of as many as there are programs, in
+    every other row the last program the first one, so that no program has the heaviest of each."""
+    me, all_of_us = gl.program_id(0), gl.num_programs(0)
+    first = turn - me
+    back = (first // all_of_us % 2 == 1) & (first + all_of_us <= num_tiles)
+    return gl.where(back, first + all_of_us - 1 - me, turn)
+
+
+@gluon.jit
 def place(program, tiles, num_heads, group, LAST_FIRST: gl.constexpr):
     """(tile, head): heads in groups whose fields stay in the cache, and of each tile the heavier first."""
     of_group = group * tiles

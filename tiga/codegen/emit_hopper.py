@@ -21,9 +21,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 from tiga.codegen import device_hopper as tl
-from tiga.codegen.device_hopper import edges_only, following, furthest, load_numbers, not_zero, over_features, packed
-from tiga.codegen.device_hopper import place, reach_of_rows, sign, spoiled_rows, store_rows, store_through
-from tiga.codegen.device_hopper import tanh, tile_at, unknown, unpacked
+from tiga.codegen.device_hopper import back_and_forth, edges_only, following, furthest, load_numbers, not_zero
+from tiga.codegen.device_hopper import over_features, packed, place, reach_of_rows, sign, spoiled_rows, store_rows
+from tiga.codegen.device_hopper import store_through, tanh, tile_at, unknown, unpacked
 
 LOG2E = gl.constexpr(1.4426950408889634)
 """
@@ -174,7 +174,8 @@ class HopperEmitter(ConsumerEmitter):
     def producer(self) -> list[str]:
         put = self.put
         put(1, "stage, phase, own_stage, own_phase = 0, 0, 0, 0")
-        put(1, "for program in range(tl.program_id(0), num_tiles, tl.num_programs(0)):")
+        put(1, "for turn in range(tl.program_id(0), num_tiles, tl.num_programs(0)):")
+        put(2, "program = back_and_forth(turn, num_tiles)")
         self.enter_program(2)
         size = sum([64 * 2 * self.widths[x.vector] for x in self.near])
         put(2, "for w in gl.static_range(CONSUMERS):")
@@ -225,7 +226,8 @@ class HopperEmitter(ConsumerEmitter):
     def consumer(self) -> list[str]:
         put = self.put
         put(1, "stage, phase, own_stage, own_phase = 0, 0, 0, 0")
-        put(1, "for program in range(tl.program_id(0), num_tiles, tl.num_programs(0)):")
+        put(1, "for turn in range(tl.program_id(0), num_tiles, tl.num_programs(0)):")
+        put(2, "program = back_and_forth(turn, num_tiles)")
         put(2, f"stage, phase = rows_of(WG, program, {', '.join(_PLACE)}, {self.call('rows_of')})")
         put(2, "own_stage, own_phase = following(own_stage, own_phase, OWNS)")
         return self.body()

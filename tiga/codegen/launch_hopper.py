@@ -45,6 +45,7 @@ _SCHEDULES = {
 REDO = Plan(64, 32, 4, 1)  # little memory: many such tiles of owners find at a time that there is nothing to do
 _ALIGNED = 16  # bytes: of addresses and strides that the copy engine reads by
 _HOPPER = (9, 0)
+UNEVEN = 0.75  # of the most others that a row reaches
 ORDERED = 16  # tiles whose places one program finds
 
 
@@ -159,6 +160,19 @@ class HopperLaunch(Launch):
             return self.other // max(1, self.blocks()) if self.ready.span == "blocks" else self.other
         told = self.spans(self.ready, self.call, 0)
         return max(0, min(self.other, told["&high0"] - told["&low0"] + 1))
+
+    def group(self) -> int:
+        """Heads at a time; all, where tiles differ in weight: only then does each program have some of all weights."""
+        return self.heads if self.uneven() else super().group()
+
+    def uneven(self) -> bool:
+        if self.ready.span != "band":
+            return self.ready.span == "blocks"
+        told = self.spans(self.ready, self.call, 0)
+        rows = [self.own * k // 8 for k in (1, 3, 5, 7)]
+        low, high = told["&low0"], told["&high0"]
+        reached = [min(i + high + 1, self.other) - max(i + low, 0) for i in rows]
+        return min(reached) < UNEVEN * max(reached)
 
     def busy(self, plan: HopperPlan) -> bool:
         self.plan = plan
