@@ -9,8 +9,9 @@ import pytest
 import torch
 from ase.build import bulk
 
-from benchmarks import command, graph_lists, graph_peers, graphs, neighbour_lists
+from benchmarks import command, graph_lists, graph_peers, graphs, layers, neighbour_lists
 from benchmarks.graph_works import WORKS
+from benchmarks.kinks import OtherSide
 from benchmarks.measure import Setting
 
 TINY = Setting("cpu", 12, 1)
@@ -43,6 +44,27 @@ def test_a_wrong_result_is_no_figure(monkeypatch):
     measured.measure(case.tiga)
     with pytest.raises(AssertionError, match="relative error"):
         measured.measure(lambda: case.tiga() * 1.001)
+
+
+def test_either_slope_is_right_where_a_score_is_zero_but_for_rounding():
+    """A score that is 0 in float64: the other slope errs far more than rounding does, and passes; a wrong one fails."""
+    edges, rows = layers.edge_list(layers.SHAPES["arxiv-shaped, 169k nodes, 1.17M edges"], 300)
+    work = layers.made(TINY, "GATConv", edges, rows)
+    peer = work.calls["PyG"][0]
+    j, i = edges[:, edges[0] != edges[1]][:, 0]
+    with torch.no_grad():
+        work.x[j] = work.x[i]
+        peer.att_dst.copy_(-peer.att_src)
+    exact, usual = layers.reference(work)
+    apart = lambda: [
+        error - 2 * usual_ - 1e-5 for error, usual_ in zip(layers.errors(work.outputs("PyG"), exact), usual)
+    ]
+    assert max(apart()) <= 0
+    with OtherSide():
+        assert max(layers.errors(work.outputs("PyG"), exact)) > 1e-3
+        assert max(apart()) <= 0
+    peer.negative_slope = 0.21
+    assert max(apart()) > 1e-3
 
 
 @pytest.mark.parametrize("name", [*neighbour_lists.SEARCHES][1::2])
