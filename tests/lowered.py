@@ -109,8 +109,9 @@ def pretend():
     kernels.compiled = launches.compiled = lambda *a: Compiled()
 
 
-def written(fn, inputs, symbols):
-    """Inductor's code of a function without gradients; inputs: (shape, order in memory, dtype)."""
+def written(fn, inputs, symbols, packaged=False):
+    """Inductor's code of a function without gradients; inputs: (shape, order in memory, dtype); packaged: lowered as for
+    a package."""
     env, found = ShapeEnv(), {}
     mode = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True, shape_env=env)
     known = {n: env.create_symintnode(env.create_symbol(n, source=ConstantSource(f"n{n}")), hint=n) for n in symbols}
@@ -120,7 +121,9 @@ def written(fn, inputs, symbols):
         post_grad.post_grad_passes(gm, True)
         graph, before = GraphLowering(gm, examples, shape_env=env, is_inference=True), len(env.guards)
         with V.set_graph_handler(graph), V.set_debug_handler(mock.MagicMock()), V.set_extern_kernel_nodes([]):
+            graph.aot_mode = packaged
             graph.run(*examples)
+            graph.aot_mode = False
             code = graph.codegen()[0].value
         found.update(code=code, guards=[str(g.expr) for g in env.guards[before:]])
         found["mutated"] = sorted(set(graph.graph_input_names) & set(graph.mutated_buffers))
@@ -186,6 +189,9 @@ def works():
     forward, backward = rows()
     yield "rows", forward
     yield "rows, backward", backward
+    wide = [((4096, 8, 128), (0, 1, 2), torch.bfloat16)] * 3
+    yield "wide", (triangular, wide, ())
+    yield "wide, packaged", (triangular, wide, (), True)
     yield "a user's reducer", (own, [((8, 2), (0, 1), f32)] * 2 + [((64, 2), (0, 1), f32)], ())
 
 

@@ -81,7 +81,14 @@ def test_plans_are_those_of_eager_calls(found):
     (_, part), (_, merge) = KERNEL.findall(found["permuted"]["code"])
     assert "configs=[{'num_warps': 4, 'num_stages': 3}]" in part
     assert "'BLOCK_M': 128, 'BLOCK_N': 64, 'MASKED': 3, 'PRECISION': 'ieee'" in part
-    assert "configs=[{'num_warps': 4, 'num_stages': 1}]" in merge and "'BLOCK_M': 1, 'BLOCK_N': 32" in merge
+    assert "configs=[{'num_warps': 1, 'num_stages': 1}]" in merge and "'BLOCK_M': 1, 'BLOCK_N': 8" in merge
+
+
+def test_warp_specialised_kernels_stay_a_call_but_in_packages(found):
+    """These have no operator: plain kernels stand in them."""
+    one, packaged = found["wide"], found["wide, packaged"]
+    assert CALL in one["code"] and "a warp-specialised kernel" in one["said"][0]
+    assert CALL not in packaged["code"] and KERNEL.findall(packaged["code"])
 
 
 def test_what_no_kernel_does_stays_a_call_and_says_why(found):

@@ -175,7 +175,7 @@ class HopperEmitter(ConsumerEmitter):
         put = self.put
         put(1, "stage, phase, own_stage, own_phase = 0, 0, 0, 0")
         put(1, "for turn in range(tl.program_id(0), num_tiles, tl.num_programs(0)):")
-        put(2, "program = back_and_forth(turn, num_tiles)")
+        put(2, f"program = {'back_and_forth(turn, num_tiles)' if self.span == 'band' else 'turn'}")
         self.enter_program(2)
         size = sum([64 * 2 * self.widths[x.vector] for x in self.near])
         put(2, "for w in gl.static_range(CONSUMERS):")
@@ -227,7 +227,7 @@ class HopperEmitter(ConsumerEmitter):
         put = self.put
         put(1, "stage, phase, own_stage, own_phase = 0, 0, 0, 0")
         put(1, "for turn in range(tl.program_id(0), num_tiles, tl.num_programs(0)):")
-        put(2, "program = back_and_forth(turn, num_tiles)")
+        put(2, f"program = {'back_and_forth(turn, num_tiles)' if self.span == 'band' else 'turn'}")
         put(2, f"stage, phase = rows_of(WG, program, {', '.join(_PLACE)}, {self.call('rows_of')})")
         put(2, "own_stage, own_phase = following(own_stage, own_phase, OWNS)")
         return self.body()

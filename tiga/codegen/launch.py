@@ -15,7 +15,7 @@ from tiga.codegen.calls import Call, Prepared, Record, Steps, execute, stride
 from tiga.codegen.emit_nodes import Parameter, Source, states
 from tiga.codegen.kernels import Runner, multiprocessors, precision, runner
 from tiga.codegen.lists_pruned import LIST, list_name, list_rows, list_value, the_map
-from tiga.codegen.plan import MERGE, Plan, plans
+from tiga.codegen.plan import Plan, merge, plans
 from tiga.codegen.plan_pruned import plans_of
 from tiga.codegen.tiles import Refused
 
@@ -115,7 +115,7 @@ class Launch:
         self.states.clear()
         records = []
         for stage in stages:
-            self.plan = MERGE if stage == "merge" else plan
+            self.plan = merge(self.splits, max(self.padded.values(), default=16)) if stage == "merge" else plan
             found = self.record(stage)
             if found is None:
                 return None

@@ -162,12 +162,11 @@ class HopperLaunch(Launch):
         return max(0, min(self.other, told["&high0"] - told["&low0"] + 1))
 
     def group(self) -> int:
-        """Heads at a time; all, where tiles differ in weight: only then does each program have some of all weights."""
-        return self.heads if self.uneven() else super().group()
+        """Heads at a time. All, where tiles of a band differ in weight: only then has each program some of all weights.
+        Tiles of packed sequences that run beside one another share few of the others: their heads stay in the cache."""
+        return self.heads if self.ready.span == "band" and self.uneven() else super().group()
 
     def uneven(self) -> bool:
-        if self.ready.span != "band":
-            return self.ready.span == "blocks"
         told = self.spans(self.ready, self.call, 0)
         rows = [self.own * k // 8 for k in (1, 3, 5, 7)]
         low, high = told["&low0"], told["&high0"]

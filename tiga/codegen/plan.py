@@ -42,7 +42,6 @@ _TABLE = (
     (4, 64, 9, ((128, 32, 8, 2), (64, 32, 4, 2), (128, 16, 8, 1), (64, 16, 4, 1))),
     (4, 1 << 20, 9, ((32, 32, 8, 1),)),
 )
-MERGE = Plan(1, 32, 4, 1)  # of the states of parts: one owner, so many parts at a time
 _SMALL = ((32, 32, 4, 2), (16, 16, 4, 1))
 
 
@@ -56,6 +55,12 @@ def plans(width: int, itemsize: int, sums: int, rows: int) -> list[Plan]:
         few = max(16, 1 << (rows - 1).bit_length())
         found = ((few, 64, 4, 3), (few, 32, 4, 2), *[p for p in found if p[0] <= few])
     return [Plan(*p) for p in (*found, *_SMALL)]
+
+
+def merge(parts: int, width: int) -> Plan:
+    """Of the states of parts: one owner, so many parts at a time, by one warp where those are few numbers."""
+    at_a_time = min(32, 1 << (parts - 1).bit_length())
+    return Plan(1, at_a_time, 4 if at_a_time * width > 1024 else 1, 1)
 
 
 def candidates(some: list[Plan]) -> list[Plan]:
