@@ -85,8 +85,8 @@ def line(setting: Setting, rows: int, copied: dict[str, float]) -> Line:
 def table(setting: Setting) -> Table:
     says = (
         "bfloat16, one batch, 65,536 sources, 4 heads of keys and values for 32 of queries, width 128, every row reads "
-        "every source. Microseconds of an eager call, host and device / of one of 20 in a CUDA graph. GB/s: the bytes of "
-        "keys and values over the latter; the copy reads and writes 2 GiB."
+        "every source. Microseconds of an eager call, host and device / of one of 20 in a CUDA graph. GB/s: the bytes "
+        "of keys and values over the latter; the copy reads and writes 2 GiB."
     )
     columns = ("tiga us", "SDPA us", "SDPA cuDNN us", "FlexAttention us", "tiga GB/s", "tiga of copy")
     more = ("best peer of copy", "copy GB/s", "remarks")

@@ -110,8 +110,8 @@ def pretend():
 
 
 def written(fn, inputs, symbols, packaged=False):
-    """Inductor's code of a function without gradients; inputs: (shape, order in memory, dtype); packaged: lowered as for
-    a package."""
+    """Inductor's code of a function without gradients; inputs: (shape, order in memory, dtype); packaged: as in a
+    package."""
     env, found = ShapeEnv(), {}
     mode = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True, shape_env=env)
     known = {n: env.create_symintnode(env.create_symbol(n, source=ConstantSource(f"n{n}")), hint=n) for n in symbols}
