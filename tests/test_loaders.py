@@ -5,18 +5,15 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from test_layers import assert_same, graph
 from torch import nn
+from torch_geometric import nn as peers
+from torch_geometric import typing
+from torch_geometric.data import Data
+from torch_geometric.loader import DataLoader, NeighborLoader, NodeLoader, RandomNodeLoader
+from torch_geometric.sampler import BaseSampler, SamplerOutput
 
 import tiga as tg
-
-geometric = pytest.importorskip("torch_geometric")
-
-from test_layers import assert_same, graph  # noqa: E402
-from torch_geometric import nn as peers  # noqa: E402
-from torch_geometric import typing  # noqa: E402
-from torch_geometric.data import Data  # noqa: E402
-from torch_geometric.loader import DataLoader, NeighborLoader, NodeLoader, RandomNodeLoader  # noqa: E402
-from torch_geometric.sampler import BaseSampler, SamplerOutput  # noqa: E402
 
 NODES, FANS = 40, (3, 2)
 

@@ -97,13 +97,13 @@ class GATConv(LoopedAttention):
             score = score + (attr.unsqueeze(1) * shared["edge_weight"]).sum(dim=-1)
         return F.leaky_relu(score, self.negative_slope), j.x
 
-    def scores(self, x: Tensor, *atts: Tensor) -> Tensor:
-        """(nodes, heads of each att): the inner products of every head's features with its own vector.
+    def scores(self, x: Tensor, *atts: Tensor) -> tuple[Tensor, ...]:
+        """(nodes, heads) of each att: the inner products of every head's features with its own vector.
 
         One product with a matrix that is 0 between heads: (nodes, heads, features) is read once, and made by nothing.
         """
-        own = torch.eye(self.heads, dtype=x.dtype, device=x.device).unsqueeze(1)
-        return x.flatten(1) @ torch.cat([(att.squeeze(0).unsqueeze(-1) * own).flatten(0, 1) for att in atts], dim=1)
+        apart = torch.diag_embed(torch.cat(atts).permute(2, 0, 1), dim1=0, dim2=3)  # heads, features, atts, heads
+        return (x.flatten(1) @ apart.flatten(2).flatten(0, 1)).split(self.heads, dim=1)
 
     def forward(  # type: ignore[override]
         self,
@@ -114,10 +114,10 @@ class GATConv(LoopedAttention):
         return_attention_weights: bool | None = None,
     ) -> Any:
         x_src, x_dst = self.nodes(x)
-        src = self.per_head(self.lin or self.lin_src, x_src)  # type: ignore[arg-type]
+        (src,) = self.per_head(x_src, self.lin or self.lin_src)  # type: ignore[arg-type]
         dst = src if self.lin is not None and x_dst is x_src else None
         if x_dst is not None and dst is None:
-            dst = self.per_head(self.lin or self.lin_dst, x_dst)  # type: ignore[arg-type]
+            (dst,) = self.per_head(x_dst, self.lin or self.lin_dst)  # type: ignore[arg-type]
         num_src, num_dst = (src.shape[0], (src if dst is None else dst).shape[0]) if size is None else size
         edges = edges_of("GATConv", edge_index, num_src, num_dst)
         loops = min(num_src, num_dst) if self.add_self_loops else None
@@ -131,11 +131,11 @@ class GATConv(LoopedAttention):
             each = weight.view(self.heads, self.out_channels, -1) * self.att_edge.squeeze(0).unsqueeze(-1)
             shared["edge_weight"] = each.sum(1)
         if dst is src:
-            both = self.scores(src, self.att_src, self.att_dst)
-            fields = {"score": both[:, : self.heads]}, {"score": both[:, self.heads :]}
+            score_src, score_dst = self.scores(src, self.att_src, self.att_dst)
+            fields = {"score": score_src}, {"score": score_dst}
         else:
-            other = {} if dst is None else {"score": self.scores(dst, self.att_dst)}
-            fields = {"score": self.scores(src, self.att_src)}, other
+            other = {} if dst is None else {"score": self.scores(dst, self.att_dst)[0]}
+            fields = {"score": self.scores(src, self.att_src)[0]}, other
         found = self.attend(
             edges,
             {"x": src, **fields[0]},

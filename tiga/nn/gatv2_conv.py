@@ -82,8 +82,11 @@ class GATv2Conv(LoopedAttention):
         self, x: Any, edge_index: Any, edge_attr: Tensor | None = None, return_attention_weights: bool | None = None
     ) -> Any:
         x_src, x_dst = self.both_nodes(x)
-        src = self.per_head(self.lin_l, x_src)
-        dst = src if x_dst is x_src and self.share_weights else self.per_head(self.lin_r, x_dst)
+        if x_dst is x_src:
+            ends = self.per_head(x_src, *((self.lin_l,) if self.share_weights else (self.lin_l, self.lin_r)))
+        else:
+            ends = (*self.per_head(x_src, self.lin_l), *self.per_head(x_dst, self.lin_r))
+        src, dst = ends[0], ends[-1]
         edges = edges_of("GATv2Conv", edge_index, src.shape[0], dst.shape[0])
         loops = min(src.shape[0], dst.shape[0]) if self.add_self_loops else None
         attr, weight = self.attributes(edge_attr if edge_attr is not None else edges.field)

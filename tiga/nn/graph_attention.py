@@ -16,7 +16,7 @@ from tiga.errors import TigaError
 from tiga.fields import Fields
 from tiga.message_passing import MessagePassing
 from tiga.nn.edges import Edges, weighted, with_loops
-from tiga.nn.linear import linear
+from tiga.nn.linear import linear, projected
 from tiga.reducer import Reducer, max, min, online_softmax, sum
 
 FILLS = ("add", "sum", "mean", "min", "max", "mul")
@@ -197,8 +197,9 @@ class GraphAttention(MessagePassing):
             if part is not None:
                 part.reset_parameters()
 
-    def per_head(self, part: nn.Module, x: Tensor) -> Tensor:
-        return part(x).view(-1, self.heads, self.out_channels)
+    def per_head(self, x: Tensor, *parts: nn.Module) -> tuple[Tensor, ...]:
+        """(rows, heads, out_channels) of each map."""
+        return tuple([y.unflatten(1, (self.heads, self.out_channels)) for y in projected(x, *parts)])
 
     def over_heads(self, out: Tensor) -> Tensor:
         return out.flatten(1) if self.concat else out.mean(dim=1)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import cast
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from tiga.preparation import KERNEL_DEVICES
 
 
 def glorot(weight: Tensor | None) -> None:
@@ -41,3 +47,24 @@ def linear(inputs: int, outputs: int, bias: bool, glorot: bool = False) -> nn.Li
     if inputs < 0:
         return (_LazyGlorot if glorot else _LazyLinear)(outputs, bias)
     return (GlorotLinear if glorot else nn.Linear)(inputs, outputs, bias)
+
+
+def projected(x: Tensor, *parts: nn.Module) -> tuple[Tensor, ...]:
+    """Each map of x (rows, features): one product with all their weights, where launches cost more than strides do.
+
+    That is where all are linear and nothing more, on devices with kernels; those read rows wherever they lie.
+    """
+    if x.device.type in KERNEL_DEVICES and len(parts) > 1 and all([_plain(part) for part in parts]):
+        maps = cast(tuple[nn.Linear, ...], parts)
+        biases: list[Tensor] = [part.bias for part in maps if part.bias is not None]
+        if len(biases) in (0, len(maps)):
+            weight, bias = torch.cat([part.weight for part in maps]), torch.cat(biases) if biases else None
+            every = F.linear(x, weight, bias)
+            return every.split([part.out_features for part in maps], dim=1)
+    return tuple([part(x) for part in parts])
+
+
+def _plain(part: nn.Module) -> bool:
+    """Whether calling it is its product and no more: no other class, which adapters put in, and no hook."""
+    hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
+    return type(part) in (nn.Linear, GlorotLinear) and not any(hooks)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tiga.errors import TigaError
 from tiga.nn.edges import edges_of
 from tiga.nn.graph_attention import End, GraphAttention
-from tiga.nn.linear import linear
+from tiga.nn.linear import linear, projected
 
 
 class TransformerConv(GraphAttention):
@@ -80,8 +80,12 @@ class TransformerConv(GraphAttention):
         self, x: Any, edge_index: Any, edge_attr: Tensor | None = None, return_attention_weights: bool | None = None
     ) -> Any:
         x_src, x_dst = self.both_nodes(x)
-        query = self.per_head(self.lin_query, x_dst)
-        key, value = self.per_head(self.lin_key, x_src), self.per_head(self.lin_value, x_src)
+        own = (self.lin_query, *((self.lin_skip,) if self.root_weight else ()))
+        if x_dst is x_src:
+            every = projected(x_src, self.lin_key, self.lin_value, *own)
+        else:
+            every = (*projected(x_src, self.lin_key, self.lin_value), *projected(x_dst, *own))
+        key, value, query = [y.unflatten(1, (self.heads, self.out_channels)) for y in every[:3]]
         edges = edges_of("TransformerConv", edge_index, key.shape[0], query.shape[0])
         attr, weight = self.attributes(edge_attr if edge_attr is not None else edges.field)
         dst = {"query": query}
@@ -97,7 +101,7 @@ class TransformerConv(GraphAttention):
             out = out + torch.einsum("nhd,hcd->nhc", found.results[1], weight)
         out = self.over_heads(out)
         if self.root_weight:
-            skip = self.lin_skip(x_dst)
+            skip = every[3]
             if self.lin_beta is None:
                 out = out + skip
             else:

@@ -229,7 +229,7 @@ class _Propagate(_SingleLevelFunction):
         result: list[Tensor | None] = [None] * len(needed)
         d = _gradient(program, tuple([g is not None for g in grads]), needed)
         if d is not None:
-            tensors = d.picked((*ctx.saved_tensors, *grads))
+            tensors = d.picked((*ctx.saved_tensors, *[_written(g) for g in grads]))
             for i, g in zip(d.places, call(d.text, list(tensors), list(ints), [scalars[k] for k in d.scalars])):
                 result[i] = g
         return tuple(result)
@@ -255,6 +255,12 @@ class _Propagate(_SingleLevelFunction):
                     assert k is not None
                     result[k] = t
         return tuple(result)
+
+
+def _written(g: Tensor | None) -> Tensor | None:
+    """A gradient that repeats along its features, as that of a sum does, in memory: it is read as vectors, at edges."""
+    stride = g.stride(-1) if g is not None and g.dim() > 1 else 1
+    return g.contiguous() if g is not None and isinstance(stride, int) and stride == 0 and g.shape[-1] != 1 else g
 
 
 def differentiable(

@@ -1,0 +1,61 @@
+"""How few products and copies a call of tiga.nn's layers makes."""
+
+import pytest
+import test_layers
+import torch
+from test_layers import NAMES, assert_same, graph, pair_of
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import tiga as tg
+from tiga.nn import linear
+
+
+def test_maps_of_one_input_are_one_product_unless_a_module_is_more_than_its_weights(monkeypatch):
+    """A hook, or a module that an adapter put in a map's place, is called as PyG calls it."""
+    monkeypatch.setattr(linear, "KERNEL_DEVICES", {"cpu"})
+    x, list_ = torch.randn(6, 4, dtype=torch.float64), graph(6, 6, 20, torch.Generator().manual_seed(3))
+    theirs, ours = pair_of("TransformerConv", 4, 5, heads=2)
+    counted = lambda call: sum("linear" in str(f) or "addmm" in str(f) for f in Called.during(call))
+    assert_same([ours(x, list_)], [theirs(x, list_)])
+    assert counted(lambda: ours(x, list_)) == 1 < counted(lambda: theirs(x, list_)) == 4
+    seen = []
+    for layer in (theirs, ours):
+        layer.lin_value = Twice(4, 10).double()
+        layer.lin_key.register_forward_hook(lambda module, given, out: seen.append(module) or out + 1)
+    ours.load_state_dict(theirs.state_dict())
+    assert_same([ours(x, list_)], [theirs(x, list_)])
+    assert seen == [ours.lin_key, theirs.lin_key]
+
+
+class Twice(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class Called(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.found.append((func, args))
+        return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def during(cls, call):
+        with cls() as mode:
+            mode.found = []
+            call()
+        return mode.found
+
+
+@pytest.mark.parametrize("name, number", [(name, number) for name in NAMES for number in (1, 4, 9, 11)])
+def test_one_product_gives_what_the_peer_gives(name, number, monkeypatch):
+    monkeypatch.setattr(linear, "KERNEL_DEVICES", {"cpu"})
+    test_layers.test_results_and_gradients_are_those_of_the_peer(name, number)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_gradient_that_repeats_is_written_before_edges_read_it(name):
+    x, list_ = torch.randn(6, 4, requires_grad=True), graph(6, 6, 20, torch.Generator().manual_seed(3))
+    layer = getattr(tg.nn, name)(4, 5, heads=2)
+    calls = [args for func, args in Called.during(lambda: layer(x, list_).sum().backward()) if "propagate" in str(func)]
+    assert len(calls) == 2 and "grad" in calls[1][0]
+    assert all(t.stride(-1) == 1 for t in calls[1][1] if t.dim() > 1 and t.shape[-1] > 1)
