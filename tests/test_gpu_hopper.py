@@ -82,6 +82,27 @@ def test_scores_of_positions(width, scale):
         assert (x.double() - y).abs().max() <= 0.02 * max(y.abs().max(), 1e-3)
 
 
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("scale", [0.1, -0.1])
+def test_heads_that_share_keys(width, scale):
+    """Of a scale below 0 the peaks of scores are the least products."""
+    n, groups, members = 700, 2, 3
+    draw = lambda heads: torch.randn(n, groups, heads, width, device=DEVICE).bfloat16().requires_grad_()
+    query, key, value = draw(members), draw(1), draw(1)
+    launched = passes.COUNTS["launch-hopper"]
+    graph = tg.Graph.triangular(n, device=DEVICE)
+    out = Attention()(graph=graph, src={"key": key, "value": value}, dst={"query": query}, edge={}, scale=scale)
+    given = torch.randn_like(out)
+    got = [out, *torch.autograd.grad(out, (query, key, value), given)]
+    assert passes.COUNTS["launch-hopper"] == launched + 3
+    q, k, v = (x.detach().double().requires_grad_() for x in (query, key, value))
+    score = torch.einsum("ighd,jgxd->ghij", q, k) * scale
+    mask = torch.ones(n, n, device=DEVICE, dtype=torch.bool).tril()
+    wanted = torch.einsum("ghij,jgxd->ighd", score.masked_fill(~mask, -torch.inf).softmax(-1), v)
+    for x, y in zip(got, [wanted, *torch.autograd.grad(wanted, (q, k, v), given.double())]):
+        assert (x.double() - y).abs().max() <= 0.02 * y.abs().max()
+
+
 def test_what_is_no_edge_is_not_seen():
     """Infinite values and keys of later rows; those rows show them."""
     n, late = 900, 700
