@@ -17,6 +17,7 @@ from torch._inductor.utils import fresh_cache, run_and_get_code
 from torch.autograd import grad
 
 import tiga as tg
+from tiga.codegen import launch_hopper, plan_hopper
 from tiga.inductor import fusion
 from tiga.inductor.cost import cost
 from tiga.inductor.neighbourhood import stays
@@ -197,6 +198,21 @@ def test_what_kernels_cannot_hold_stays_outside():
 
     outside, said = left_out(rotated, (*QKV, (N, 1, D), (N, 1, D)))
     assert "cat" in outside and "launches instead of" in said
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_scale_of_vectors_stays_outside_of_warp_specialised_kernels(monkeypatch, large):
+    """These read vectors as they lie, and run where a row reaches many others."""
+    monkeypatch.setattr(launch_hopper, "unavailable", lambda device: "")
+    monkeypatch.setattr(launch_hopper, "multiprocessors", lambda device: 1)
+    monkeypatch.setattr(plan_hopper, "FEWEST", {("band", 64): 0 if large else N + 1})
+    wide = [torch.randn(N, H, 64, dtype=torch.bfloat16) for _ in range(3)]
+    fusion._notes.clear()
+    graph = inference(lambda q, k, v: (tiga_attention(q * 0.3, k, v).relu(),), wide)
+    said = " / ".join([text for notes in fusion._notes.values() for text in notes])
+    assert left(graph.graph) == (["mul"] if large else [])
+    assert ("1 works in plain kernels instead of 0" in said) is large
+    assert "after the edges" in said  # the activation is work on results, which both have
 
 
 def test_what_would_keep_more_for_backward_stays_outside():
