@@ -150,8 +150,11 @@ class GraphAttention(MessagePassing):
     ) -> Attended:
         """The edge function over a graph; loops: how many nodes, from the first, have a self loop."""
         if loops is not None:
-            dst = {**dst, **self.own_fields(edges, src, attr, loops)}
-            src = {**src, "node": torch.arange(edges.graph.num_src, dtype=torch.int32, device=first(src).device)}
+            own = self.own_fields(edges, src, attr, loops)
+            x, numbers = first(src), own["node"]
+            if x.shape[0] != numbers.shape[0]:
+                numbers = torch.arange(x.shape[0], dtype=torch.int32, device=x.device)
+            src, dst = {**src, "node": numbers}, {**dst, **own}
         found = MessagePassing.forward(
             self, edges.graph, src, dst, {} if attr is None else {"attr": attr}, returned=returned, **shared
         )
@@ -277,8 +280,8 @@ def first(fields: dict[str, Tensor]) -> Tensor:
 
 
 def of_rows(field: Tensor, given: int, rows: int) -> Tensor:
-    """The first `given` rows of a field, then rows of 0."""
-    kept = field[:given]
+    """The first `given` rows of a field, then rows of 0; where those are all, the field and no slice of it."""
+    kept = field if field.shape[0] == given else field[:given]
     return kept if given == rows else torch.cat([kept, kept.new_zeros(rows - given, *kept.shape[1:])])
 
 
