@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from tiga.preparation import KERNEL_DEVICES
 
+ALIGNED = 8
+"""Numbers of two bytes in 16."""
+
 
 def glorot(weight: Tensor | None) -> None:
     """Uniform in +-sqrt(6 / (fan in + fan out)), of the last two sizes."""
@@ -52,7 +55,8 @@ def linear(inputs: int, outputs: int, bias: bool, glorot: bool = False) -> nn.Li
 def projected(x: Tensor, *parts: nn.Module) -> tuple[Tensor, ...]:
     """Each map of x (rows, features): one product with all their weights, where launches cost more than strides do.
 
-    That is where all are linear and nothing more, on devices with kernels; those read rows wherever they lie.
+    That is where all are linear and nothing more, on devices with kernels: those read rows wherever they lie, and as
+    vectors of 16 bytes where each map's features are some multiple of that.
     """
     if x.device.type in KERNEL_DEVICES and len(parts) > 1 and all([_plain(part) for part in parts]):
         maps = cast(tuple[nn.Linear, ...], parts)
@@ -65,6 +69,8 @@ def projected(x: Tensor, *parts: nn.Module) -> tuple[Tensor, ...]:
 
 
 def _plain(part: nn.Module) -> bool:
-    """Whether calling it is its product and no more: no other class, which adapters put in, and no hook."""
+    """Whether calling it is an aligned product and no more: no other class, which adapters put in, and no hook."""
+    if not isinstance(part, nn.Linear) or type(part) not in (nn.Linear, GlorotLinear):
+        return False
     hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
-    return type(part) in (nn.Linear, GlorotLinear) and not any(hooks)
+    return part.out_features % ALIGNED == 0 and not any(hooks)
