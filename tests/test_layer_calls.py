@@ -7,6 +7,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tiga as tg
+from tiga import passes
 from tiga.nn import linear
 
 
@@ -66,3 +67,48 @@ def test_a_gradient_that_repeats_is_written_before_edges_read_it(name):
     calls = [args for func, args in Called.during(lambda: layer(x, list_).sum().backward()) if "propagate" in str(func)]
     assert len(calls) == 2 and "grad" in calls[1][0]
     assert all(t.stride(-1) == 1 for t in calls[1][1] if t.dim() > 1 and t.shape[-1] > 1)
+
+
+# An edge function whose trace is kept.
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_edge_function_is_run_once_and_again_where_what_it_reads_has_changed(name):
+    x, list_ = torch.randn(6, 4, dtype=torch.float64), graph(6, 6, 20, torch.Generator().manual_seed(3))
+    theirs, ours = pair_of(name, 4, 5, heads=2)
+    before = passes.COUNTS["trace"]
+    assert_same([ours(x, list_) for _ in range(3)], [theirs(x, list_)] * 3)
+    assert passes.COUNTS["trace"] == before + 1
+    if name != "TransformerConv":
+        theirs.negative_slope = ours.negative_slope = 0.5
+        assert_same([ours(x, list_)], [theirs(x, list_)])
+    ours.dropout = 0.5
+    dropped = [ours(x, list_) for _ in range(2)]
+    assert not torch.equal(*dropped)
+    assert_same([ours.eval()(x, list_)], [theirs(x, list_)])
+
+
+def test_an_edge_function_that_is_not_the_layers_own_is_not_kept(monkeypatch):
+    x, list_ = torch.randn(6, 4), graph(6, 6, 20, torch.Generator().manual_seed(3))
+    layer = tg.nn.GATv2Conv(4, 5, heads=2)
+    zero = lambda self, j, i, attr, shared: (0 * (j.x + i.x).sum(-1), j.x)
+    whole = layer(x, list_)
+    monkeypatch.setattr(tg.nn.GATv2Conv, "message", zero)
+    mean = layer(x, list_)
+    monkeypatch.undo()
+    assert_same([layer(x, list_)], [whole])
+    layer.message = zero.__get__(layer)
+    assert_same([layer(x, list_)], [mean])
+
+    class Scaled(tg.nn.GATv2Conv):
+        scale = 0.0
+
+        def message(self, j, i, attr, shared):
+            score, value = super().message(j, i, attr, shared)
+            return score * self.scale, value
+
+    scaled = Scaled(4, 5, heads=2)
+    scaled.load_state_dict(layer.state_dict())
+    assert_same([scaled(x, list_)], [mean], 1e-5)
+    scaled.scale = 1.0
+    assert_same([scaled(x, list_)], [whole], 1e-5)

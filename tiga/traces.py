@@ -106,6 +106,14 @@ def global_word(name: str, x: Any) -> Any:
     return word(x)
 
 
+class Declared(NamedTuple):
+    """What a class says of its own `edge`, as `edge_reads`: the methods that it calls, and all attributes that these
+    and it read. Of the class itself: a subclass may do more."""
+
+    methods: tuple[str, ...]
+    attributes: tuple[str, ...]
+
+
 class Known(NamedTuple):
     """A trace: its programs, what the function returned, and where operands and numbers come from: (place, name)."""
 
@@ -119,10 +127,9 @@ class Known(NamedTuple):
 class Traces:
     """The known traces of one module."""
 
-    def __init__(self, function: types.FunctionType) -> None:
-        self.function, self.code = function, function.__code__
-        # what an argument is if nobody gives it could change
-        self.reads = None if function.__defaults__ or function.__kwdefaults__ else reads(self.code)
+    def __init__(self, functions: tuple[types.FunctionType, ...], declared: Declared | None) -> None:
+        self.function, self.parts = functions[0], [(f, f.__code__) for f in functions]
+        self.reads = reads(self.function.__code__) if declared is None else Reads((), declared.attributes)
         self.known: dict[tuple, Known] = {}
         self.own: tuple[str, ...] = ()
 
@@ -182,14 +189,17 @@ class Again:
 
 def of(module: nn.Module) -> Traces | None:
     """The traces of a module whose edge function its class has."""
-    held, function = module.__dict__.get("_traces"), getattr(type(module), "edge", None)
-    if "edge" in module.__dict__:
+    own, held, kind = module.__dict__, module.__dict__.get("_traces"), type(module)
+    declared: Declared | None = kind.__dict__.get("edge_reads")
+    names = ("edge",) if declared is None else ("edge", *declared.methods)
+    functions = tuple([getattr(kind, name, None) for name in names])
+    if any([name in own for name in names]) or not all([isinstance(f, types.FunctionType) for f in functions]):
         return None
-    if held is not None and held.function is function and held.code is function.__code__:
-        return None if function.__defaults__ or function.__kwdefaults__ else held
-    if not isinstance(function, types.FunctionType):
+    # what an argument is if nobody gives it could change, in functions that do not say what they read
+    if declared is None and (functions[0].__defaults__ or functions[0].__kwdefaults__):  # type: ignore[union-attr]
         return None
-    held = module.__dict__["_traces"] = Traces(function)
+    if held is None or held.parts != [(f, f.__code__) for f in functions]:  # type: ignore[union-attr]
+        held = own["_traces"] = Traces(functions, declared)  # type: ignore[arg-type]
     return held
 
 

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tiga.nn.edges import edges_of
-from tiga.nn.graph_attention import End, LoopedAttention
+from tiga.nn.graph_attention import METHODS, READ, End, LoopedAttention
 from tiga.nn.linear import glorot, linear
+from tiga.traces import Declared
 
 
 class GATConv(LoopedAttention):
@@ -44,6 +45,8 @@ class GATConv(LoopedAttention):
     >>> conv(torch.randn(3, 16), torch.tensor([[0, 1], [1, 2]])).shape
     torch.Size([3, 16])
     """
+
+    edge_reads = Declared(METHODS, (*READ, "negative_slope"))
 
     def __init__(
         self,

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tiga.nn.edges import edges_of
-from tiga.nn.graph_attention import End, LoopedAttention
+from tiga.nn.graph_attention import METHODS, READ, End, LoopedAttention
 from tiga.nn.linear import glorot, linear
+from tiga.traces import Declared
 
 
 class GATv2Conv(LoopedAttention):
@@ -28,6 +29,8 @@ class GATv2Conv(LoopedAttention):
     >>> conv((torch.randn(3, 16), torch.randn(2, 4)), torch.tensor([[0, 2], [1, 1]])).shape
     torch.Size([2, 16])
     """
+
+    edge_reads = Declared(METHODS, (*READ, "negative_slope"))
 
     def __init__(
         self,

@@ -22,6 +22,22 @@ from tiga.reducer import Reducer, max, min, online_softmax, sum
 FILLS = ("add", "sum", "mean", "min", "max", "mul")
 
 
+METHODS = ("message", "joined", "filled")
+READ = (
+    "training",
+    "dropout",
+    "dropped_weights",
+    "fill_value",
+    "heads",
+    "out_channels",
+    "reducer",
+    "total",
+    "least",
+    "most",
+)
+"""Methods that an edge function here is made of, and the attributes that these read; layers' messages may read more."""
+
+
 class Product(Reducer):
     """out[i] = prod_j value[i, j]; 1 without edges."""
 
@@ -29,6 +45,9 @@ class Product(Reducer):
 
     def combine(self, a: Any, b: Any) -> Any:
         return a * b
+
+
+PRODUCT = Product()
 
 
 class End:
@@ -70,7 +89,7 @@ class GraphAttention(MessagePassing):
     dropped_weights = True  # whether returned weights are those after dropout
     lin_edge: nn.Linear | None
     reducer = online_softmax(return_lse=True)
-    total, least, most, product = sum(), min(), max(), Product()
+    total, least, most = sum(), min(), max()
 
     def __init__(self, others: dict[str, Any], **options: Any) -> None:
         super().__init__()
@@ -126,7 +145,7 @@ class GraphAttention(MessagePassing):
         """The attributes of a node's self loop, from those of the other edges to it."""
         own, fill = own.unsqueeze(-1), self.fill_value
         if fill == "mul":
-            return self.product(torch.where(own, 1.0, attr))
+            return PRODUCT(torch.where(own, 1.0, attr))
         if fill in ("min", "max"):
             none, fold = (torch.inf, self.least) if fill == "min" else (-torch.inf, self.most)
             best = fold(torch.where(own, none, attr))

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from tiga.errors import TigaError
 from tiga.nn.edges import edges_of
-from tiga.nn.graph_attention import End, GraphAttention
+from tiga.nn.graph_attention import METHODS, READ, End, GraphAttention
 from tiga.nn.linear import linear, projected
+from tiga.traces import Declared
 
 
 class TransformerConv(GraphAttention):
@@ -31,6 +32,7 @@ class TransformerConv(GraphAttention):
     """
 
     dropped_weights = False
+    edge_reads = Declared(METHODS, READ)
 
     def __init__(
         self,
