@@ -2,11 +2,10 @@
 
 `python -m benchmarks.layers [--only WORDS ...] [--quick] [--out FOLDER]`
 
-Layers are called as their users call them; PyG's get the edge list, tiga's a graph of it that was built before, and the
-time of building it is a line of its own. Outputs and all gradients of a line are compared, with PyG's in float64 where
-that fits and else with PyG's as timed, before it is timed: gradients to within what the slope of leaky_relu leaves open
-where a score is 0 but for rounding. `--device cpu --rows 200` tries the command out without a
-GPU.
+Layers are called as their users call them; PyG's get the edge list, tiga's a graph of it that was prepared before, and
+the time of building it is a line of its own. Outputs and all gradients of a line are compared, with PyG's in float64
+where that fits and else with PyG's as timed, before it is timed: gradients to within what the slope of leaky_relu
+leaves open where a score is 0 but for rounding. `--device cpu --rows 200` tries the command out without a GPU.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ def made(setting: Setting, name: str, edges: Tensor, rows: int) -> Work:
     ours = getattr(tg.nn, name)(FEATURES, WIDTH, heads=HEADS, **LAYERS[name]).to(setting.device)
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(rows, FEATURES, device=setting.device, requires_grad=True)
-    graph = tg.Graph.from_edge_index(edges, rows, rows)
+    graph = tg.Graph.from_edge_index(edges, rows, rows).prepare()
     compiled, ours_compiled = torch.compile(theirs, dynamic=False), torch.compile(ours, dynamic=False)
     calls = {
         "tiga": (ours, lambda x: ours(x, graph)),
@@ -151,7 +150,7 @@ def line(setting: Setting, layer: str, shape: Shape) -> Line:
             peak_mib(lambda: work.outputs(name), setting),
         )
 
-    building = milliseconds(lambda: tg.Graph.from_edge_index(work.edges, rows, rows), setting)
+    building = milliseconds(lambda: tg.Graph.from_edge_index(work.edges, rows, rows).prepare(), setting)
     # last what a compiler made of the peer: a kernel of its own that faults takes the device away from all that follow
     found, why = of_each(sorted(work.calls, key=lambda name: name == "PyG compiled"), measure, setting)
     bar = found.get("PyG compiled")

@@ -83,6 +83,24 @@ def test_preparing_again_changes_nothing():
     assert ready == listed() and hash(ready) == hash(listed())
 
 
+def test_preparing_fits_what_a_constructor_padded(monkeypatch):
+    """With the sizes given nothing is read: kernels for pieces of rows would be launched for nothing."""
+    monkeypatch.setattr(preparation, "KERNEL_DEVICES", {"cpu"})
+    monkeypatch.setattr(preparation, "SPLIT", 3)
+    monkeypatch.setattr(preparation, "PIECES", 1 << 30)
+    g = Graph.from_edge_index(PAIRS, 4, 5)  # no row of more than 3 edges; source 2 has 4
+    padded, cut = g.prepared[1], g.prepared[6]
+    assert padded.shape[0] == cut.shape[0] == 2 and (padded[:, 0] == -1).all() and (cut[:, 0] >= 0).any()
+    fit = g.prepare()
+    assert fit.prepared[1].shape == (0, 3) and fit.prepared[0].shape == (5, 4) and fit.prepared[6] is cut
+    assert all(a is b for a, b in zip(fit.prepared[2:], g.prepared[2:])) and fit.prepare() is fit
+    assert fit.prepared[0].tolist() == listed().prepare().prepared[0].tolist()
+    both = preparation.lists(mutual().ints, mutual().tensors, (), True, True, False)
+    shared = preparation.fitted(mutual().tensors, both)
+    assert both[1].shape[0] == 1 and shared[1].shape == (0, 3)
+    assert shared[5] is shared[0] and shared[6] is shared[1] and shared[2] is both[2]
+
+
 def test_undirected_graphs_share_both_directions():
     ready = mutual().prepare()
     items, merges, rowptr, col, number, back_items, back_merges = ready.prepared

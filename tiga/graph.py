@@ -323,16 +323,20 @@ class Graph:
         Of a graph that is listed (others are returned as they are). Constructors make what they can foresee: all of
         it on a device with kernels, but the lists by source where no gradient is recorded. A graph that lacks a list
         is given it at every call, so prepare a graph that was built under no_grad before it is trained. Lists made
-        without reading a value have a static, padded length; outside compilation and capture one read fits them to
-        the longest rows, and finds whether the graph is undirected (every edge has its reverse, sources ascend):
-        both directions then share their lists. undirected=True declares it, False keeps the directions apart.
+        without reading a value, as constructors make them that are given sizes, have a static, padded length; outside
+        compilation and capture one read fits them to the longest rows, and finds, where lists by source are made,
+        whether the graph is undirected (every edge has its reverse, sources ascend): both directions then share their
+        lists. undirected=True declares it, False keeps the directions apart.
 
         >>> import tiga as tg
         >>> g = tg.Graph.from_edge_index([[0, 1], [1, 0]]).prepare()
         >>> [tuple(t.shape) for t in g.prepared], g.prepare() is g
         ([(2, 4), (0, 3), (3,), (2,), (2,), (2, 4), (0, 3)], True)
         """
-        return self._with_lists(True, undirected, can_read(*self.tensors))
+        if self.kind != "csr" or len(self.prepared) < preparation.BOTH or not can_read(*self.tensors):
+            return self._with_lists(True, undirected, can_read(*self.tensors))
+        lists = preparation.outside_inference(preparation.fitted, self.tensors, self.prepared)
+        return self if lists is self.prepared else self._holding(lists)
 
     def ready(self, read: bool) -> Graph:
         """What kernels are about to read of this graph, prepared: nothing where none run. read: whether it may wait."""
@@ -346,6 +350,9 @@ class Graph:
         lists = preparation.outside_inference(
             preparation.lists, self.ints, self.tensors, self.prepared, by_source, undirected, read
         )
+        return self._holding(lists)
+
+    def _holding(self, lists: tuple[Tensor, ...]) -> Graph:
         return Graph("csr", self.ints, self.tensors, self._positions, self.reversed, self._device, lists)
 
     def explain(self) -> str:

@@ -71,6 +71,23 @@ def lists(
     return (*forward, *back, *work_list(back[0], col.shape[0], longest_back))
 
 
+def fitted(tensors: Tensors, prepared: Tensors) -> Tensors:
+    """Lists of both directions that were made without a read, without padding where no row is cut: kernels that join
+    pieces are not launched then. One read; the lists as they are where it changes none."""
+    items, merges, *back, back_items, back_merges = prepared
+    rowptr, edges = tensors[0], tensors[1].shape[0]
+    if not merges.shape[0] and not back_merges.shape[0]:
+        return prepared
+    longest, longest_back = torch.stack([_longest(rowptr), _longest(back[0])]).tolist()
+    one = two = (items, merges)
+    if merges.shape[0] and longest <= split_of(edges):
+        one = two = work_list(rowptr, edges, longest)
+    if back_items is not items:
+        fits = back_merges.shape[0] and longest_back <= split_of(edges)
+        two = work_list(back[0], edges, longest_back) if fits else (back_items, back_merges)
+    return prepared if one[1] is merges and two[1] is back_merges else (*one, *back, *two)
+
+
 def outside_inference(make: Callable[..., Tensors], *arguments: Any) -> Tensors:
     """Lists that are kept for gradients too, wherever they are made."""
     if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
