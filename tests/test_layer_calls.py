@@ -30,6 +30,17 @@ def test_maps_of_one_input_are_one_product_unless_a_module_is_more_than_its_weig
     assert seen == [ours.lin_key, theirs.lin_key]
 
 
+def test_maps_that_learn_their_sizes_are_one_product_from_then_on(monkeypatch):
+    monkeypatch.setattr(linear, "KERNEL_DEVICES", {"cpu"})
+    x, list_ = torch.randn(6, 4), graph(6, 6, 20, torch.Generator().manual_seed(3))
+    layer, found = tg.nn.GATv2Conv(-1, 8, heads=2), []
+    products = [
+        sum("addmm" in str(f) for f, _ in Called.during(lambda: found.append(layer(x, list_)))) for _ in range(2)
+    ]
+    assert products == [2, 1]
+    assert_same(found[1:], found[:1], 1e-5)
+
+
 class Twice(nn.Linear):
     def forward(self, x):
         return 2 * super().forward(x)
