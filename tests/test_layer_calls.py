@@ -12,7 +12,7 @@ from tiga.nn import linear
 
 
 def test_maps_of_one_input_are_one_product_unless_a_module_is_more_than_its_weights(monkeypatch):
-    """A hook, or a module that an adapter put in a map's place, is called as PyG calls it."""
+    """A hook, and what an adapter put in the place of a map or of its forward, are called as PyG calls them."""
     monkeypatch.setattr(linear, "KERNEL_DEVICES", {"cpu"})
     x, list_ = torch.randn(6, 4, dtype=torch.float64), graph(6, 6, 20, torch.Generator().manual_seed(3))
     theirs, ours = pair_of("TransformerConv", 4, 8, heads=2)
@@ -24,6 +24,7 @@ def test_maps_of_one_input_are_one_product_unless_a_module_is_more_than_its_weig
     seen = []
     for layer in (theirs, ours):
         layer.lin_value = Twice(4, 16).double()
+        layer.lin_query.forward = lambda x, layer=layer: 3 * nn.functional.linear(x, layer.lin_query.weight)
         layer.lin_key.register_forward_hook(lambda module, given, out: seen.append(module) or out + 1)
     ours.load_state_dict(theirs.state_dict())
     assert_same([ours(x, list_)], [theirs(x, list_)])

@@ -69,8 +69,8 @@ def projected(x: Tensor, *parts: nn.Module) -> tuple[Tensor, ...]:
 
 
 def _plain(part: nn.Module) -> bool:
-    """Whether calling it is an aligned product and no more: no other class, which adapters put in, and no hook."""
-    if not isinstance(part, nn.Linear) or type(part) not in (nn.Linear, GlorotLinear):
+    """Whether calling it is an aligned product and no more: no other class, no hook, no `forward` of its own."""
+    if not isinstance(part, nn.Linear) or type(part) not in (nn.Linear, GlorotLinear) or "forward" in part.__dict__:
         return False
     hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
     return part.out_features % ALIGNED == 0 and not any(hooks)
