@@ -5,6 +5,7 @@ import pytest
 import test_primitives
 import torch
 from cases import CASES, Capped, Sum, tensors
+from programs import Attention
 from test_cases import assert_accurate, assert_same, gradients, moved
 from torch.nn.functional import leaky_relu
 
@@ -296,6 +297,17 @@ def test_small_work_starts_no_compiler(monkeypatch):
     assert f"[provider] torch operations, no C++: {reason(module)}" in module.explain()
     monkeypatch.setenv("TIGA_CPP", "never")
     assert "fewer than inf" in reason(gat())
+
+
+def test_products_of_a_list_count_and_those_of_tiles_do_not(monkeypatch):
+    """torch gathers both vectors of each pair that is listed; of a dense relation it multiplies matrices."""
+    monkeypatch.setenv("TIGA_CPP", "never")
+    rows = [torch.randn(20, 2, 16) for _ in range(3)]
+    fields = {"src": {"key": rows[0], "value": rows[1]}, "dst": {"query": rows[2]}, "scale": 0.25}
+    for graph, numbers in ((tg.Graph.dense(20), 400 * 2), (tg.Graph.dense(20).to_csr(), 400 * 2 * 16)):
+        module = Attention()
+        module(graph=graph, **fields)
+        assert reason(module).startswith(f"{numbers} numbers at edges")
 
 
 def test_what_does_not_fit_says_why():

@@ -84,7 +84,8 @@ def at_edges(p: Program, tensors: Sequence[Tensor], ints: Sequence[int]) -> int:
 @functools.lru_cache(4096)
 def widest(p: Program, features: tuple) -> int:
     shapes = tuple([f if o.place == "shared" else (0, *f) for o, f in zip(p.operands, features)])
-    lazy = schedule(p)[0]  # products that only folds read
+    # products that only folds read: of a list, torch multiplies vectors pair by pair, and holds no less for it
+    lazy = frozenset() if p.kind == "csr" else schedule(p)[0]
     edges = [t.sizes for ref, t in p.types.items() if t.place == "edge" and ref not in lazy]
     return max([1, *[math.prod([evaluate_size(s, shapes, p.operands) for s in sizes]) for sizes in edges]])
 
