@@ -66,7 +66,7 @@ def written(call, symbols):
     text, tensors, ints, scalars, _ = call
     p, tape = parse(text), Tape()
     mode = FakeTensorMode(shape_env=symbols.env)
-    with V.set_graph_handler(SimpleNamespace(sizevars=SizeVarAllocator(symbols.env))), mode:
+    with V.set_graph_handler(SimpleNamespace(aot_mode=False, sizevars=SizeVarAllocator(symbols.env))), mode:
         fakes = [torch.empty(symbols.sizes(t.shape), dtype=t.dtype) for t in tensors]
         with tape:
             numbers = symbols.sizes(ints)
