@@ -182,8 +182,8 @@ def own(x, y, w):
 
 def works():
     f32, i64 = torch.float32, torch.int64
-    heads_first = [((1000, 2, 64), (1, 0, 2), torch.float16)] * 3
-    yield "permuted", (triangular, heads_first, (1000,))
+    heads_first = [((3000, 2, 64), (1, 0, 2), torch.float16)] * 3
+    yield "permuted", (triangular, heads_first, (3000,))
     yield "packed", (packed, [((300, 2, 64), (0, 1, 2), f32)] * 3 + [((9,), (0,), i64)], (300, 9))
     yield "listed", (listed, [((300, 2, 64), (0, 1, 2), f32), ((301,), (0,), i64), ((2000,), (0,), i64)], (2000,))
     forward, backward = rows()

@@ -13,7 +13,7 @@ from compiled import float32_products
 
 import tiga as tg
 from tiga.adjoint import adjoint, augment
-from tiga.codegen import kernels
+from tiga.codegen import kernels, launch
 from tiga.codegen.calls import Call
 from tiga.codegen.plan import Plan, plans
 from tiga.ops import tiles
@@ -26,6 +26,22 @@ def call(module, graph, dtype=torch.float32, width=16, rows=None, heads=2):
     n = graph.num_dst if rows is None else rows
     q, k, v = (torch.randn(heads, n, width, dtype=dtype).transpose(0, 1) for _ in range(3))
     return module.lower(graph, src={"key": k, "value": v}, dst={"query": q}, scale=width**-0.5)
+
+
+@pytest.mark.parametrize(
+    ("rows", "heads", "owners", "parts"),
+    [(1024, 4, 32, 1), (1024, 8, 64, 1), (1024, 64, 128, 1), (4096, 1, 128, 8), (40, 4, 32, 1), (9, 1, 16, 1)],
+)
+def test_few_tiles_have_fewer_owners_unless_they_are_long(monkeypatch, rows, heads, owners, parts):
+    """On 132 multiprocessors. Where a tile has many others to visit, they are shared out instead."""
+    monkeypatch.setattr(launch, "multiprocessors", lambda device: 132)
+    made = call(Attention(), tg.Graph.dense(rows), torch.bfloat16, 64, heads=heads)
+    p = parse(made.program)
+    (ready,) = tiles.planned(p)[1]
+    found = launch.Launch(ready, Call(p, made.tensors, tuple(made.ints), made.scalars, []), tiles.spans)
+    some = plans(64, found.widths(), 1, found.items)
+    found.plan = next(iter(found.smaller(some[0])), some[0])
+    assert (found.plan.block_m, found.parts()) == (owners, parts)
 
 
 def sources(text):

@@ -44,13 +44,14 @@ def parts(monkeypatch):
         return found[-1]
 
     monkeypatch.setattr(launch.Launch, "parts", counted)
+    monkeypatch.setattr(launch, "multiprocessors", lambda device: 16)
     steps._records.clear()
     return found
 
 
 def test_few_rows_are_split_and_heads_share_tiles(parts):
     """Three rows of 8 heads on one of keys: the heads lie beside the rows, and the parts' states are merged."""
-    call, wanted = test_gpu.decode(3, 700)
+    call, wanted = test_gpu.decode(3, 1100)
     error = (call().double() - wanted).abs().max()
     assert error <= 4 * torch.finfo(torch.float16).eps * wanted.abs().max()
     assert max(parts) > 1
@@ -58,9 +59,9 @@ def test_few_rows_are_split_and_heads_share_tiles(parts):
 
 def test_gradients_of_few_rows_are_merged_with_a_scale_that_is_a_tensor(parts):
     """What the finished sum is multiplied by is read where the parts meet."""
-    query, key, value = torch.randn(3, 2, 16, requires_grad=True), torch.randn(700, 2, 16), torch.randn(700, 2, 16)
+    query, key, value = torch.randn(3, 2, 16, requires_grad=True), torch.randn(1100, 2, 16), torch.randn(1100, 2, 16)
     fields = {"src": {"key": key, "value": value}, "dst": {"query": query}}
-    out = test_gpu_sample.Attention()(graph=tg.Graph.dense(3, 700), **fields, scale=torch.tensor(0.25))
+    out = test_gpu_sample.Attention()(graph=tg.Graph.dense(3, 1100), **fields, scale=torch.tensor(0.25))
     (got,) = torch.autograd.grad(out.sum(), query)
     weight = (torch.einsum("ihd,jhd->ijh", query, key) * 0.25).softmax(1)
     (wanted,) = torch.autograd.grad(torch.einsum("ijh,jhd->ihd", weight, value).sum(), query)
@@ -77,8 +78,8 @@ class Folds(tg.MessagePassing):
 
 
 def test_every_fold_is_merged(parts):
-    query, key, value = torch.randn(3, 2, 16), torch.randn(900, 2, 16) / 4, torch.randn(900, 2, 16)
-    graph = tg.Graph.dense(3, 900)
+    query, key, value = torch.randn(3, 2, 16), torch.randn(1200, 2, 16) / 4, torch.randn(1200, 2, 16)
+    graph = tg.Graph.dense(3, 1200)
     module = Folds()
     most, least, mean, total = module(graph=graph, src={"key": key, "value": value}, dst={"query": query})
     texts = module.ir("kernel")  # what ran: parts, then their merge
@@ -87,7 +88,7 @@ def test_every_fold_is_merged(parts):
     assert max(parts) > 1
     torch.testing.assert_close(most, score.amax(1))
     torch.testing.assert_close(least, score.amin(1))
-    torch.testing.assert_close(mean, torch.einsum("ijh,jhd->ihd", score, value) / 900, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(mean, torch.einsum("ijh,jhd->ihd", score, value) / 1200, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(total, score.exp().sum(1))
 
 

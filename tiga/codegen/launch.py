@@ -30,6 +30,8 @@ BETWEEN = ("spoiled", "ranges", "ordered")  # memory between the launches of the
 _FIXED = {"count": COUNT, "list": LIST, **bounds.STAGES}
 WIDEST = 512  # of a vector that a tile holds whole
 GROUP = 32 << 20  # bytes of the other end's fields that heads visited at a time may have: what a cache keeps
+FEW_OWNERS = 32  # of a tile
+SHORT = 16  # tiles of others: of few owners, so many take no more time than parts of them, a launch, and their merge
 FEW_SPILLED = 64  # registers of a thread in memory, which cost less than
 TINY = 256  # numbers of a tile
 
@@ -61,6 +63,7 @@ class Launch:
         padded = self.padded.values()
         sums = sum([f.field is not None for f in self.work.folds])
         some = plans(max(padded, default=16), itemsize, max(sums, 1), self.items)
+        some = [*self.smaller(some[0]), *some]
         timed = self.work.tile is None and self.work.within is None and tuning.tuning(self.call.device)
         some = self.tuned(source, some, (*padded, itemsize), timed)
         best: Steps | None = None
@@ -137,14 +140,29 @@ class Launch:
         number = BLOCKS[kind]
         return "prefix" if number is None else f"relation{number if rows or number > 1 else 1 - number}"
 
+    def smaller(self, first: Plan) -> list[Plan]:
+        """The plan with fewer owners a tile, where its tiles would leave most of the chip idle and no parts would pay:
+        few owners' tiles take less time each."""
+        self.plan = first
+        if self.ready.span == "nodes" or self.work.tile or self.work.within:
+            return []
+        if self.divisible() and self.other > SHORT * first.block_n:
+            return []
+        while self.idle() and self.plan.block_m > FEW_OWNERS:
+            self.plan = dataclasses.replace(self.plan, block_m=self.plan.block_m // 2, warps=4)
+        return [self.plan] if self.plan is not first else []
+
+    def idle(self) -> bool:
+        return 2 * self.tiles() * self.heads <= multiprocessors(self.call.device)
+
+    def divisible(self) -> bool:
+        return self.ready.span in ("band", "rows1") and not (self.work.tables or self.work.tile or self.work.within)
+
     def parts(self) -> int:
         """Into how many parts the sources are split: where few programs would leave most of the chip idle."""
-        whole = self.work.tables or self.work.tile or self.work.within
-        # to merge the states of parts costs about as much as eight tiles
-        if whole or self.ready.span not in ("band", "rows1") or self.other < 8 * self.plan.block_n:
+        if not self.divisible() or not self.idle() or self.other <= SHORT * self.plan.block_n:
             return 1
-        programs = self.tiles() * self.heads
-        wanted = 2 * multiprocessors(self.call.device) // programs
+        wanted = 2 * multiprocessors(self.call.device) // (self.tiles() * self.heads)
         return max(1, min(wanted, self.other // (2 * self.plan.block_n)))
 
     def record(self, stage: str) -> Record | None:
