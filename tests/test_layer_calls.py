@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_layers import NAMES, assert_same, called, gradients, graph, inputs_of, pair_of
+from test_layers import NAMES, assert_same, compare, graph, pair_of
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -63,13 +63,7 @@ class Called(TorchDispatchMode):
 @pytest.mark.parametrize("name, number", [(name, number) for name in NAMES for number in (1, 4, 9, 11)])
 def test_one_product_gives_what_the_peer_gives(name, number, monkeypatch):
     monkeypatch.setattr(linear, "KERNEL_DEVICES", {"cpu"})
-    channels, options, arguments = called(name, number)
-    theirs, ours = pair_of(name, channels, 8, **options)
-    found = []
-    for layer in (ours, theirs):
-        out = layer(*arguments)
-        found.append([out, *gradients([out], [*inputs_of(*arguments), *layer.parameters()])])
-    assert_same(*found)
+    compare(name, number, 8)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -113,16 +113,21 @@ def assert_same(got, wanted, tolerance=1e-10):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("number", range(NUMBERS))
-@pytest.mark.parametrize("name", NAMES)
-def test_results_and_gradients_are_those_of_the_peer(name, number):
+def compare(name, number, width):
+    """Results and all gradients of a random configuration beside the peer's."""
     channels, options, arguments = called(name, number)
-    theirs, ours = pair_of(name, channels, 5, **options)
+    theirs, ours = pair_of(name, channels, width, **options)
     found = []
     for layer in (ours, theirs):
         out = layer(*arguments)
         found.append([out, *gradients([out], [*inputs_of(*arguments), *layer.parameters()])])
     assert_same(*found)
+
+
+@pytest.mark.parametrize("number", range(NUMBERS))
+@pytest.mark.parametrize("name", NAMES)
+def test_results_and_gradients_are_those_of_the_peer(name, number):
+    compare(name, number, 5)
 
 
 @pytest.mark.parametrize("number", range(100, 104))

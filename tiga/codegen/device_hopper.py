@@ -52,12 +52,13 @@ LOG2E: gl.constexpr = gl.constexpr(1.4426950408889634)
 
 @gluon.jit
 def back_and_forth(turn, num_tiles):
-    """Which tile is whose: of tiles by weight each program has one of every row of as many as there are programs, in
-    every other row the last program the first one, so that no program has the heaviest of each."""
-    me, all_of_us = gl.program_id(0), gl.num_programs(0)
-    first = turn - me
-    back = (first // all_of_us % 2 == 1) & (first + all_of_us <= num_tiles)
-    return gl.where(back, first + all_of_us - 1 - me, turn)
+    """The tile of a program's turn. Tiles lie by weight, and are dealt to all programs in turn, from the first program
+    to the last, then from the last to the first: so none has the heaviest of every round. A round that is not whole is
+    dealt forth."""
+    program, programs = gl.program_id(0), gl.num_programs(0)
+    first = turn - program
+    back = (first // programs % 2 == 1) & (first + programs <= num_tiles)
+    return gl.where(back, first + programs - 1 - program, turn)
 
 
 @gluon.jit

@@ -169,13 +169,17 @@ class HopperEmitter(ConsumerEmitter):
             self.put(depth, f"h{k} = {rest}{f' % H{k}' if k != last else ''}")
             rest = f"({rest} // H{k})"
 
+    def each_program(self) -> None:
+        """The loop over tiles of owners, the same in the producer and the consumers."""
+        self.put(1, "for turn in range(tl.program_id(0), num_tiles, tl.num_programs(0)):")
+        self.put(2, f"program = {'back_and_forth(turn, num_tiles)' if self.span == 'band' else 'turn'}")
+
     # The producer.
 
     def producer(self) -> list[str]:
         put = self.put
         put(1, "stage, phase, own_stage, own_phase = 0, 0, 0, 0")
-        put(1, "for turn in range(tl.program_id(0), num_tiles, tl.num_programs(0)):")
-        put(2, f"program = {'back_and_forth(turn, num_tiles)' if self.span == 'band' else 'turn'}")
+        self.each_program()
         self.enter_program(2)
         size = sum([64 * 2 * self.widths[x.vector] for x in self.near])
         put(2, "for w in gl.static_range(CONSUMERS):")
@@ -226,8 +230,7 @@ class HopperEmitter(ConsumerEmitter):
     def consumer(self) -> list[str]:
         put = self.put
         put(1, "stage, phase, own_stage, own_phase = 0, 0, 0, 0")
-        put(1, "for turn in range(tl.program_id(0), num_tiles, tl.num_programs(0)):")
-        put(2, f"program = {'back_and_forth(turn, num_tiles)' if self.span == 'band' else 'turn'}")
+        self.each_program()
         put(2, f"stage, phase = rows_of(WG, program, {', '.join(_PLACE)}, {self.call('rows_of')})")
         put(2, "own_stage, own_phase = following(own_stage, own_phase, OWNS)")
         return self.body()

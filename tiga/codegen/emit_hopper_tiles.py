@@ -267,13 +267,12 @@ class ConsumerEmitter(Emitter):
             self.only_edges(f"weight{k}", "0.0")
         if self.plan.ahead:
             return
-        self.operand(k, f)
+        self.operand(k, f, f"packed(weight{k}, {self.short_dtype()})")
         self.begin_sum(k, f, "stage")
 
-    def operand(self, k: int, f: Fold) -> None:
+    def operand(self, k: int, f: Fold, packed: str) -> None:
         assert f.field is not None
-        layout, dtype = f"W{self.widths[f.field.vector]}", self.short_dtype()
-        self.put(self.depth, f"part{k} = unpacked(packed(weight{k}, {dtype}), {dtype}, {layout})")
+        self.put(self.depth, f"part{k} = unpacked({packed}, {self.short_dtype()}, W{self.widths[f.field.vector]})")
 
     def begin_sum(self, k: int, f: Fold, slot: str) -> None:
         assert f.field is not None
@@ -287,16 +286,15 @@ class ConsumerEmitter(Emitter):
         """The products of a tile's scores fly already: what is done here takes no time of its own."""
         for k, f in enumerate(self.work.folds):
             assert f.field is not None
-            layout = f"{self.widths[f.field.vector]}"
             if f.reducer == "softmax":
-                self.put(self.depth, f"sum{k} = sum{k} * over_features(keep{k}, O{layout})")
+                layout = f"O{self.widths[f.field.vector]}"
+                self.put(self.depth, f"sum{k} = sum{k} * over_features(keep{k}, {layout})")
             self.begin_sum(k, f, slot)
 
     def unpack(self) -> None:
+        """The weights of the tile before, as operands."""
         for k, f in enumerate(self.work.folds):
-            assert f.field is not None
-            layout = f"W{self.widths[f.field.vector]}"
-            self.put(self.depth, f"part{k} = unpacked(packed{k}, {self.short_dtype()}, {layout})")
+            self.operand(k, f, f"packed{k}")
 
     def wait_for_sums(self, slot: str) -> None:
         sums = [f"sum{k}" for k, _ in enumerate(self.work.folds)]

@@ -26,7 +26,7 @@ from tiga.inductor.neighbourhood import (
     stays,
     sweep,
 )
-from tiga.inductor.specialised import fewer
+from tiga.inductor.specialised import plainer
 from tiga.inductor.terms import At, Terms, laid_out
 
 Node = Any
@@ -150,7 +150,7 @@ class _Consumers:
             raise Unfit("sizes that no operand has")
         read = self.call.args[1]
         spared = len(ends) + len(self.seeds) + len([n for n in dict.fromkeys(needs) if n not in read])
-        reason = worse([self.call.args[0]], [written.text], spared) or fewer([self.call], [(self.draft, written)])
+        reason = worse([self.call.args[0]], [written.text], spared) or plainer([self.call], [(self.draft, written)])
         if reason:
             raise Unfit(reason)
         hoist(needs, self.call, self.after, True)

@@ -28,7 +28,7 @@ from tiga.inductor.neighbourhood import (
     stays,
     sweep,
 )
-from tiga.inductor.specialised import fewer
+from tiga.inductor.specialised import plainer
 from tiga.inductor.terms import At, Terms
 
 Node = Any
@@ -139,6 +139,6 @@ def _check(root: Node, calls: list[Node], pairs: list[tuple[Draft, Written]]) ->
     if len(made) > 1 and len({direction(call) for call in calls}) > 1:
         raise Unfit(f"{len(made)} tensors would be kept for backward instead of one")
     reason = worse([call.args[0] for call in calls], [w.text for _, w in pairs], len(leaves) + 1)
-    reason = reason or fewer(calls, pairs)
+    reason = reason or plainer(calls, pairs)
     if reason:
         raise Unfit(reason)

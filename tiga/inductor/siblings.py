@@ -11,7 +11,7 @@ from tiga.inductor.cost import cost, worse
 from tiga.inductor.draft import Draft
 from tiga.inductor.meanings import Unfit
 from tiga.inductor.neighbourhood import calls_of, direction, following, hoist, put, results, sweep
-from tiga.inductor.specialised import fewer
+from tiga.inductor.specialised import plainer
 
 Node = Any
 
@@ -56,7 +56,7 @@ def _join(first: Node, second: Node, after: set[Node]) -> None:
     reason = worse(apart, [written.text])
     if not reason and cost(written.text).launches >= sum([cost(text).launches for text in apart]):
         reason = "one kernel does not hold both"
-    reason = reason or fewer([first, second], [(draft, written)])
+    reason = reason or plainer([first, second], [(draft, written)])
     if reason:
         raise Unfit(reason)
     needs = [s.node for s in written.sources]

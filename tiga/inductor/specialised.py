@@ -23,7 +23,7 @@ Node = Any
 UNKNOWN = 4096  # the example of a size that has none
 
 
-def fewer(before: Sequence[Node], after: Sequence[tuple[Draft, Written]]) -> str:
+def plainer(before: Sequence[Node], after: Sequence[tuple[Draft, Written]]) -> str:
     """Why programs are no better than those of the calls that they replace, or ""."""
     old = sum([plain(c.args[0], [*map(shown, c.args[1])], [*map(shown, c.args[2])], c.args[3]) for c in before])
     new = 0
