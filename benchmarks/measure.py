@@ -71,12 +71,15 @@ def milliseconds(fn: Callable[[], Any], setting: Setting) -> float:
 
 
 def in_turns(runs: dict[str, Callable[[], Any]], setting: Setting, turns: int = 5) -> dict[str, float]:
-    """Of each the median over turns of `milliseconds`: a device that slows as it warms slows them all alike."""
+    """Of each the median over turns of `milliseconds`: a device that slows as it warms slows them all alike. Every turn
+    begins with another of them, so that none always follows the one that leaves the device the warmest."""
     short = dataclasses.replace(setting, budget=max(setting.budget // turns, 5))
     found: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(turns):
-        for name, fn in runs.items():
-            found[name].append(milliseconds(fn, short))
+    names = list(runs)
+    for turn in range(turns):
+        first = turn * len(names) // turns
+        for name in names[first:] + names[:first]:
+            found[name].append(milliseconds(runs[name], short))
     return {name: statistics.median(times) for name, times in found.items()}
 
 

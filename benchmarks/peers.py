@@ -48,15 +48,16 @@ def varlen(q: Tensor, k: Tensor, v: Tensor, boundaries: Tensor, longest: int, wi
 def flash_attentions() -> dict[str, Callable[..., Tensor]]:
     """FlashAttention-3, forward alone (`pip install fa3-fwd`), and -4 (`flash-attn-4`), where they are installed."""
     found = {}
-    for name, module in (("FA3", "fa3_fwd_interface"), ("FA4", "flash_attn.cute")):
+    for name, module, backward in (("FA3", "fa3_fwd_interface", False), ("FA4", "flash_attn.cute", True)):
         with contextlib.suppress(ImportError):
-            found[name] = partial(_flash, importlib.import_module(module).flash_attn_func)
+            found[name] = partial(_flash, importlib.import_module(module).flash_attn_func, backward)
     return found
 
 
-def _flash(attend: Callable, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+def _flash(attend: Callable, backward: bool, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
     """[batch, heads, rows, width] in and out, of a function whose heads come after the rows."""
-    out = attend(*[x.transpose(1, 2) for x in (q, k, v)], causal=is_causal)
+    given = [x.transpose(1, 2) for x in (q, k, v)]
+    out = attend(*(given if backward else [x.detach() for x in given]), causal=is_causal)
     return (out[0] if isinstance(out, (tuple, list)) else out).transpose(1, 2)
 
 
