@@ -32,7 +32,9 @@ def test_heavy_tiles_first(lengths, reverse):
     device.count_tiles[(1,)](bounds, prefix, blocks, rows, 1, BLOCK_M=block_m, BLOCK=1024)
     told = (prefix, bounds, bounds, low, high, ranges, blocks, rows, rows)
     device_schedule.schedule_tiles[(slots,)](*told, BLOCK_M=block_m, REVERSED=reverse)
-    device_schedule.order_tiles[(-(-slots // 16),)](ranges, ordered, slots, BLOCK=16)
+    taken = torch.full((1,), -7, dtype=torch.int32)
+    device_schedule.order_tiles[(-(-slots // 16),)](ranges, ordered, taken, slots, BLOCK=16)
+    assert taken.item() == 0
     expected = wanted(lengths, block_m, reverse)
     assert [tuple(x[:4]) for x in ordered.tolist()][: len(expected)] == expected
     assert all(x[0] >= x[1] or x[2] >= x[3] for x in ordered.tolist()[len(expected) :])  # no edges there

@@ -205,7 +205,7 @@ def test_a_scale_of_vectors_stays_outside_of_warp_specialised_kernels(monkeypatc
     """These read vectors as they lie, and run where a row reaches many others."""
     monkeypatch.setattr(launch_hopper, "unavailable", lambda device: "")
     monkeypatch.setattr(launch_hopper, "multiprocessors", lambda device: 1)
-    monkeypatch.setattr(plan_hopper, "FEWEST", {("band", 64): 0 if large else N + 1})
+    monkeypatch.setattr(plan_hopper, "FEWEST", {("band", 64): (0, 0) if large else (N + 1, N + 1)})
     wide = [torch.randn(N, H, 64, dtype=torch.bfloat16) for _ in range(3)]
     fusion._notes.clear()
     graph = inference(lambda q, k, v: (tiga_attention(q * 0.3, k, v).relu(),), wide)

@@ -17,6 +17,8 @@ POINTS = [
     for i, n in enumerate(SIZES)
     for j, kind in enumerate(KINDS)
 ]
+WIDE = ((80, "window"), (96, "blocks"), (104, "triangular"), (256, "dense"), (200, "intervals"), (40, "offset"))
+POINTS += [(n, width, kind, "bfloat16", "contiguous") for n in (129, 1000) for width, kind in WIDE]
 POINTS += [(4097, 128, "triangular", "bfloat16", "contiguous"), (4097, 64, "window", "bfloat16", "heads-outermost")]
 
 
@@ -26,8 +28,8 @@ def of_any_size(monkeypatch):
     if launch_hopper.unavailable(torch.device(DEVICE)):
         pytest.fail(launch_hopper.unavailable(torch.device(DEVICE)))
     monkeypatch.setattr(launch_hopper, "multiprocessors", lambda device: 2)
-    every = [(span, width) for span in ("band", "rows1", "blocks") for width in (64, 128)]
-    monkeypatch.setattr(plan_hopper, "FEWEST", dict.fromkeys(every, 0))
+    every = [(span, width) for span in ("band", "rows1", "blocks") for width in (64, 128, 256)]
+    monkeypatch.setattr(plan_hopper, "FEWEST", dict.fromkeys(every, (0, 0)))
     forget()
     yield
     forget()

@@ -22,8 +22,8 @@ ROWS, HEADS = 300, 2
 
 @pytest.fixture(autouse=True)
 def every_form(monkeypatch):
-    every = [(span, width) for span in ("band", "rows1", "blocks") for width in (64, 128)]
-    monkeypatch.setattr(plan_hopper, "FEWEST", dict.fromkeys(every, 0))
+    every = [(span, width) for span in ("band", "rows1", "blocks") for width in (64, 128, 256)]
+    monkeypatch.setattr(plan_hopper, "FEWEST", dict.fromkeys(every, (0, 0)))
 
 
 class Attention(tg.MessagePassing):
@@ -82,6 +82,7 @@ def backward(program, graph, width):
 CASES = {
     "forward 128": (forward, Positions, lambda: tg.Graph.triangular(ROWS), 128, 1),
     "forward 64, packed": (forward, Attention, segments, 64, 1),
+    "forward 256": (forward, Attention, lambda: tg.Graph.dense(ROWS), 256, 1),
     "backward 128": (backward, Attention, lambda: tg.Graph.triangular(ROWS), 128, 2),
 }
 
@@ -134,9 +135,10 @@ class OnHopper(launch_hopper.HopperLaunch):
         (torch.zeros(ROWS, 1, 64, dtype=torch.bfloat16).expand(-1, HEADS, -1), "strides (64, 0, 1)"),
         (torch.zeros(ROWS, HEADS, 68, dtype=torch.bfloat16)[..., :64], "strides (136, 68, 1)"),
         (torch.zeros(ROWS * HEADS * 64 + 1, dtype=torch.bfloat16)[1:].view(ROWS, HEADS, 64), "strides"),
-        (torch.zeros(ROWS, HEADS, 80, dtype=torch.bfloat16), "vectors of 80"),
+        (torch.zeros(ROWS, HEADS, 80, dtype=torch.bfloat16), "taken"),
+        (torch.zeros(ROWS, HEADS, 24, dtype=torch.bfloat16), "vectors of 24"),
     ],
-    ids=["contiguous", "heads outermost", "one for all heads", "a gap", "an odd address", "a width"],
+    ids=["contiguous", "heads outermost", "one for all heads", "a gap", "an odd address", "a width", "a narrow one"],
 )
 def test_what_the_copy_engine_reads(monkeypatch, key, why):
     monkeypatch.setattr(launch_hopper, "multiprocessors", lambda device: 1)
@@ -222,10 +224,16 @@ def test_faults_are_seen(monkeypatch):
     assert f"{launch_hopper.MOST_LOCAL + 1} times a tile" in faults(loads(launch_hopper.MOST_LOCAL + 1))
 
 
+def under_the_interpreter(*files):
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-p", "interpreted", *files]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def test_schedules_and_rows_done_again_under_the_interpreter():
-    here = Path(__file__).parent
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-p", "interpreted"]
-    done = subprocess.run(
-        [*command, "schedule_interpreted.py", "redo_interpreted.py"], cwd=here, capture_output=True, text=True
-    )
-    assert done.returncode == 0 and "12 passed" in done.stdout, done.stdout + done.stderr
+    assert "12 passed" in under_the_interpreter("schedule_interpreted.py", "redo_interpreted.py")
+
+
+def test_warps_and_what_they_tell_one_another_under_the_interpreter():
+    assert "19 passed" in under_the_interpreter("hopper_emulated.py")

@@ -7,6 +7,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language import (  # noqa: F401
     abs,
     arange,
+    atomic_add,
     bfloat16,
     cast,
     cdiv,
@@ -46,6 +47,7 @@ from triton.experimental.gluon.language import (  # noqa: F401
 from triton.language import PropagateNan  # noqa: F401
 
 LOG2E: gl.constexpr = gl.constexpr(1.4426950408889634)
+TOLD: gl.constexpr = gl.constexpr(13)  # words of a tile of owners
 
 # Where a program is.
 
@@ -93,9 +95,17 @@ def following(stage, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def unknown(x):
-    """x, as a number that no compiler knows: what is computed from it is not moved out of a loop, nor kept for it."""
-    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
+def tell(told, slot, words):
+    """Of a tile of owners what its consumers are to know, in shared memory: they read it where they need it."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    for k in gl.static_range(len(words)):
+        told.index(slot * TOLD + k).store(gl.full([1], words[k], gl.int32, layout))
+
+
+@gluon.jit
+def word(told, at):
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    return gl.max(told.index(at).load(layout), 0)
 
 
 @gluon.jit
@@ -127,25 +137,25 @@ def load_numbers(base, rows, more, stride_row, live):
 
 
 @gluon.jit
-def store_rows(at, x, live, D: gl.constexpr, LAYOUT: gl.constexpr):
+def store_rows(at, x, live, width, BLOCK_D: gl.constexpr, LAYOUT: gl.constexpr):
     """x, in LAYOUT, into contiguous vectors that start at `at`, for live rows."""
-    d = gl.arange(0, D, layout=gl.SliceLayout(0, LAYOUT))
+    d = gl.arange(0, BLOCK_D, layout=gl.SliceLayout(0, LAYOUT))
     rows = gl.convert_layout(at, gl.SliceLayout(1, LAYOUT))
     here = gl.convert_layout(live, gl.SliceLayout(1, LAYOUT))
-    gl.store(rows[:, None] + d[None, :], x, mask=here[:, None])
+    gl.store(rows[:, None] + d[None, :], x, mask=here[:, None] & (d < width)[None, :])
 
 
 @gluon.jit
-def store_through(buffer, at, stride, first, end, x, DTYPE: gl.constexpr, D: gl.constexpr):
+def store_through(buffer, at, stride, first, end, width, x, DTYPE: gl.constexpr, BLOCK_D: gl.constexpr):
     """x, into contiguous vectors, `stride` from row to row of `first` .. `end`, by way of shared memory: a row of it is
     written at a time, where a warpgroup's registers hold pairs of numbers of eight rows."""
     buffer.store(x.to(DTYPE))
     warps: gl.constexpr = gl.num_warps()
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [warps, 1], [1, 0])
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_D, BLOCK_D // 8], [warps, 1], [1, 0])
     row = first + gl.arange(0, x.shape[0], layout=gl.SliceLayout(1, layout))
-    d = gl.arange(0, D, layout=gl.SliceLayout(0, layout))
+    d = gl.arange(0, BLOCK_D, layout=gl.SliceLayout(0, layout))
     rows = at + row.to(gl.int64) * stride
-    gl.store(rows[:, None] + d[None, :], buffer.load(layout), mask=(row < end)[:, None])
+    gl.store(rows[:, None] + d[None, :], buffer.load(layout), mask=(row < end)[:, None] & (d < width)[None, :])
 
 
 @gluon.jit
@@ -166,7 +176,7 @@ def spoiled_rows(x, LIKE: gl.constexpr):
 @gluon.jit
 def edges_only(x, at, row_start, row_stop, instead, COLS: gl.constexpr):
     """x of pairs that are edges: of others from `at` on, an interval a row."""
-    other = unknown(at) + gl.arange(0, x.shape[1], layout=COLS)
+    other = at + gl.arange(0, x.shape[1], layout=COLS)
     live = (other[None, :] >= row_start[:, None]) & (other[None, :] < row_stop[:, None])
     return gl.where(live, x, instead)
 

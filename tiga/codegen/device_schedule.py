@@ -45,8 +45,10 @@ def schedule_tiles(
 
 
 @triton.jit(do_not_specialize=["slots"])
-def order_tiles(ranges, ordered, slots, BLOCK: tl.constexpr):
-    """ordered: the tiles of `ranges`, the heaviest first, those of one weight as they were."""
+def order_tiles(ranges, ordered, taken, slots, BLOCK: tl.constexpr):
+    """ordered: the tiles of `ranges`, the heaviest first, those of one weight as they were; of them none is taken."""
+    if tl.program_id(0) == 0:
+        tl.store(taken, 0)
     mine = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     weight = tl.load(ranges + mine * WORDS + 6, mask=mine < slots, other=0)
     rank = tl.zeros([BLOCK], tl.int32)

@@ -11,7 +11,7 @@ import re
 
 from tiga.codegen.emit_hopper_tiles import ConsumerEmitter
 from tiga.codegen.emit_nodes import Parameter, Source
-from tiga.codegen.ranges_hopper import RANGES, REACH, TOLD
+from tiga.codegen.ranges_hopper import RANGES, REACH, TAKEN, TOLD
 from tiga.codegen.tiles import Input
 from tiga.codegen.values import TRITON
 from tiga.types import compute_dtype
@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warp
 from tiga.codegen import device_hopper as tl
 from tiga.codegen.device_hopper import back_and_forth, edges_only, following, furthest, load_numbers, not_zero
 from tiga.codegen.device_hopper import over_features, packed, place, reach_of_rows, sign, spoiled_rows, store_rows
-from tiga.codegen.device_hopper import store_through, tanh, tile_at, unknown, unpacked
+from tiga.codegen.device_hopper import store_through, tanh, tell, tile_at, unpacked, word
 
 LOG2E = gl.constexpr(1.4426950408889634)
 """
@@ -36,8 +36,8 @@ class HopperEmitter(ConsumerEmitter):
         self.buffers = self.shared_memory()
         functions = [
             self.function("reach", ["program"], self.reach()),
-            self.function("masked", ["WG: gl.constexpr", "program", "step", "x", "instead"], self.mask_of_tile()),
-            self.function("rows_of", ["WG: gl.constexpr", "program", *_PLACE], self.owners()),
+            self.function("masked", ["WG: gl.constexpr", "own_stage", "step", "x", "instead"], self.mask_of_tile()),
+            self.function("rows_of", ["WG: gl.constexpr", "stage", "phase", "own_stage"], self.owners()),
             self.function("consume", ["WG: gl.constexpr"], self.consumer()),
             self.function("produce", [], self.producer()),
         ]
@@ -63,6 +63,8 @@ class HopperEmitter(ConsumerEmitter):
             add(f"out{k}", "output", "node", k)
             add(f"out{k}_row", "output row", "node", k)
             self.strides(f"out{k}", o.dims, "output stride", "node", k)
+        for axis in dict.fromkeys([o.vector for o in work.outputs if o.vector is not None]):
+            add(self.width_of(axis), "width", axis)
         add("spoiled", "spoiled")
         for k, a in enumerate(work.axes):
             add(f"H{k}", "size", a)
@@ -74,7 +76,7 @@ class HopperEmitter(ConsumerEmitter):
     def constants(self) -> str:
         plan, rows = self.plan, []
         numbers = {"CONSUMERS": plan.consumers, "BLOCK_M": plan.block_m, "BLOCK_N": plan.block_n}
-        numbers.update(STAGES=plan.stages, OWNS=plan.owns)
+        numbers.update(STAGES=plan.stages, OWNS=plan.owns, TOLD=len(REACH))
         rows += [f"{name} = gl.constexpr({n})" for name, n in numbers.items()]
         rows.append("S = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N.value, 16]))  # of scores")
         rows += ["ROWS = gl.constexpr(gl.SliceLayout(1, S.value))", "COLS = gl.constexpr(gl.SliceLayout(0, S.value))"]
@@ -96,6 +98,8 @@ class HopperEmitter(ConsumerEmitter):
             dtype = TRITON[compute_dtype(x.dtype)]
             layout = "gl.SwizzledSharedLayout(1, 1, 1, [0])"
             found[f"{self.at(x)}_s"] = f"gl.allocate_shared_memory({dtype}, [STAGES, BLOCK_N], {layout})"
+        words = "gl.SwizzledSharedLayout(1, 1, 1, [0])"
+        found["told"] = f"gl.allocate_shared_memory(gl.int32, [OWNS * TOLD, 1], {words})"
         rings = [self.at(x) for x in self.far] + (["numbers"] if self.brought else [])
         for name, count in [("own", "OWNS * CONSUMERS"), *[(n, "STAGES") for n in rings]]:
             for end in ("full", "empty"):
@@ -153,7 +157,7 @@ class HopperEmitter(ConsumerEmitter):
         argument but a constant, which a tuple of arguments cannot hold."""
         if q.kind in ("output row", "output stride"):
             return self.work.outputs[q.of[1]].vector is not None
-        return q.kind in ("tensor", "output", "descriptor", "spoiled", *TOLD["rows1"], *TOLD["blocks"])
+        return q.kind in ("tensor", "output", "descriptor", "width", "spoiled", *TOLD["rows1"], *TOLD["blocks"])
 
     def reach(self) -> list[str]:
         """Where a program is, and the tiles of others that it visits."""
@@ -162,29 +166,32 @@ class HopperEmitter(ConsumerEmitter):
         self.put(1, f"return {', '.join(REACH)}")
         return self.body()
 
-    def enter_program(self, depth: int, program: str = "program") -> None:
-        self.put(depth, f"{', '.join(REACH)} = reach({program}, {self.call('reach')})")
+    def heads_of(self, depth: int) -> None:
         rest, last = "head", len(self.work.axes) - 1
         for k, _ in enumerate(self.work.axes):
             self.put(depth, f"h{k} = {rest}{f' % H{k}' if k != last else ''}")
             rest = f"({rest} // H{k})"
 
-    def each_program(self) -> None:
-        """The loop over tiles of owners, the same in the producer and the consumers."""
-        self.put(1, "for turn in range(tl.program_id(0), num_tiles, tl.num_programs(0)):")
-        self.put(2, f"program = {'back_and_forth(turn, num_tiles)' if self.span == 'band' else 'turn'}")
-
     # The producer.
 
     def producer(self) -> list[str]:
+        """One tile of owners after another: in the order of turns, or, of packed sequences, whose tiles differ the
+        most, the next that no program has taken. It tells the consumers of each, and of the end."""
         put = self.put
         put(1, "stage, phase, own_stage, own_phase = 0, 0, 0, 0")
-        self.each_program()
-        self.enter_program(2)
+        put(1, "turn = tl.program_id(0)")
+        put(1, "while turn < num_tiles:")
+        put(2, f"program = {'back_and_forth(turn, num_tiles)' if self.span == 'band' else 'turn'}")
+        taken = "tl.atomic_add(taken, 1, sem='relaxed')" if self.span in TAKEN else "turn"
+        put(2, f"turn = {taken} + tl.num_programs(0)")
+        put(2, f"{', '.join(REACH)} = reach(program, {self.call('reach')})")
+        self.heads_of(2)
+        put(2, "for w in gl.static_range(CONSUMERS):")
+        put(3, "mbarrier.wait(own_empty.index(own_stage * CONSUMERS + w), own_phase ^ 1)")
+        put(2, f"tell(told, own_stage, ({', '.join(REACH)}))")
         size = sum([64 * 2 * self.widths[x.vector] for x in self.near])
         put(2, "for w in gl.static_range(CONSUMERS):")
         put(3, "near = own_stage * CONSUMERS + w")
-        put(3, "mbarrier.wait(own_empty.index(near), own_phase ^ 1)")
         put(3, f"mbarrier.expect(own_full.index(near), {size})")
         for x in self.near:
             put(3, self.copied(x, "own_first + w * 64", "own_full.index(near)", "near"))
@@ -199,6 +206,11 @@ class HopperEmitter(ConsumerEmitter):
             put(3, self.copied(x, "at", f"{n}_full.index(stage)", "stage"))
         self.bring_numbers("store")
         put(3, "stage, phase = following(stage, phase, STAGES)")
+        put(1, "for w in gl.static_range(CONSUMERS):")
+        put(2, "mbarrier.wait(own_empty.index(own_stage * CONSUMERS + w), own_phase ^ 1)")
+        put(1, "tell(told, own_stage, (-1,))")
+        put(1, "for w in gl.static_range(CONSUMERS):")
+        put(2, "mbarrier.arrive(own_full.index(own_stage * CONSUMERS + w), count=1)")
         return self.body()
 
     def copied(self, x: Input, row: str, barrier: str, slot: str) -> str:
@@ -230,27 +242,28 @@ class HopperEmitter(ConsumerEmitter):
     def consumer(self) -> list[str]:
         put = self.put
         put(1, "stage, phase, own_stage, own_phase = 0, 0, 0, 0")
-        self.each_program()
-        put(2, f"stage, phase = rows_of(WG, program, {', '.join(_PLACE)}, {self.call('rows_of')})")
+        put(1, "mbarrier.wait(own_full.index(WG), 0)")
+        put(1, "while word(told, own_stage * TOLD) >= 0:")
+        put(2, f"stage, phase = rows_of(WG, stage, phase, own_stage, {self.call('rows_of')})")
         put(2, "own_stage, own_phase = following(own_stage, own_phase, OWNS)")
+        put(2, "mbarrier.wait(own_full.index(own_stage * CONSUMERS + WG), own_phase)")
         return self.body()
 
     def owners(self) -> list[str]:
         """One tile of owners, from edges to results."""
         put = lambda text: self.put(1, text)
-        self.enter_rows("program")
+        self.enter_rows()
         for text in _ROW_RANGES[self.span].splitlines() if not self.finds_again() else ():
             put(text)
         self.own_values()
         put("zero = tl.zeros([64, BLOCK_N], tl.float32, layout=S)")
         self.start(1)
         put("near = own_stage * CONSUMERS + WG")
-        put("mbarrier.wait(own_full.index(near), own_phase)")
         self.how, self.block = "full", "BLOCK_N"  # of all tiles: what is no edge is left out by `only_edges`
         self.visit_first()
         self.visit_rest()
         self.last_sums()
-        self.enter_rows("unknown(program)")  # again: no register holds it meanwhile
+        self.enter_rows()  # again: no register holds it meanwhile
         for k, f in enumerate(self.work.folds):
             self.result(k, f)
         self.note_spoiled()
@@ -259,21 +272,22 @@ class HopperEmitter(ConsumerEmitter):
         return self.body()
 
     def mask_of_tile(self) -> list[str]:
-        """For pairs of a tile: what a program knows of its rows is found again, which holds no register meanwhile."""
-        self.enter_rows("program")
+        """For pairs of a tile: what is told of its rows is read again, which holds no register meanwhile."""
+        self.enter_rows()
         for text in _ROW_RANGES[self.span].splitlines():
             self.put(1, text)
         self.put(1, "at = tile_at(step, steps, all_steps, begin, next_begin, inner_begin, BLOCK_N)")
         self.put(1, "return edges_only(x, at, row_start, row_stop, instead, COLS)")
         return self.body()
 
-    def enter_rows(self, program: str) -> None:
-        self.enter_program(1, program)
+    def enter_rows(self) -> None:
+        for k, name in enumerate(REACH):
+            self.put(1, f"{name} = word(told, own_stage * TOLD + {k})")
+        self.heads_of(1)
         self.put(1, "own = own_first + WG * 64 + tl.arange(0, 64, layout=ROWS)")
         self.put(1, "live_own = own < own_end")
 
 
-_PLACE = ("stage", "phase", "own_stage", "own_phase")
 _ROW_RANGES = {
     "band": (
         "row_start = tl.maximum(own + low, other_low)\n"

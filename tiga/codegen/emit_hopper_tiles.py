@@ -7,11 +7,13 @@ from typing import Any
 from tiga.codegen.emit_tiles import Emitter
 from tiga.codegen.hopper import far_numbers, products_of, vectors
 from tiga.codegen.plan_hopper import HopperPlan
+from tiga.codegen.ranges_hopper import REACH
 from tiga.codegen.tiles import Axes, Fold, Input, Work
 from tiga.codegen.values import TRITON, Value, Values
 from tiga.program import Line
 from tiga.types import compute_dtype
 
+TILES = ("steps", "all_steps", "begin", "next_begin", "inner_begin")  # where the others of a tile's number begin
 FOUND_AGAIN = ("band", "blocks")  # relations whose tiles are masked by what is found again; of others it takes too long
 
 
@@ -48,6 +50,10 @@ class ConsumerEmitter(Emitter):
 
     def at(self, x: Input) -> str:
         return self.names[x.ref, x.mode]
+
+    def width_of(self, axis: Any) -> str:
+        """The name of a vector's width, which its tiles may be wider than: the copy engine fills them up with 0."""
+        return f"D{list(self.widths).index(axis)}"
 
     def short_dtype(self) -> str:
         return TRITON[self.far[0].dtype]
@@ -120,10 +126,10 @@ class ConsumerEmitter(Emitter):
             depth += 1
         step = "0" if self.first else "step"
         if self.finds_again():
-            program = "program" if self.first else "unknown(program)"
-            self.put(depth, f"{name} = masked(WG, {program}, {step}, {name}, {instead}, {self.call('masked')})")
+            self.put(depth, f"{name} = masked(WG, own_stage, {step}, {name}, {instead}, {self.call('masked')})")
             return
-        self.put(depth, f"at = tile_at({step}, steps, all_steps, begin, next_begin, inner_begin, BLOCK_N)")
+        words = [f"word(told, own_stage * TOLD + {REACH.index(name)})" for name in TILES]
+        self.put(depth, f"at = tile_at({step}, {', '.join(words)}, BLOCK_N)")
         self.put(depth, f"{name} = edges_only({name}, at, row_start, row_stop, {instead}, COLS)")
 
     def tile_of(self, which: str, what: str) -> None:
@@ -363,10 +369,10 @@ class ConsumerEmitter(Emitter):
             value = self.nodes.text(o.ref, "f32" if self.p.types[o.ref].floating else "", "md")
             free = next((x for x in buffers if self.widths[x.vector] == d), None) if short else None
             if free is None:
-                self.put(1, f"store_rows({rows}, {value}, live_own, {d}, O{d})")
+                self.put(1, f"store_rows({rows}, {value}, live_own, {self.width_of(o.vector)}, {d}, O{d})")
                 continue
             buffers.remove(free)
-            where = f"out{k}{heads}, out{k}_row, own_first + WG * 64, own_end"
+            where = f"out{k}{heads}, out{k}_row, own_first + WG * 64, own_end, {self.width_of(o.vector)}"
             self.put(1, f"store_through({self.at(free)}_s.index(near), {where}, {value}, {self.short_dtype()}, {d})")
         self.put(1, "fence_async_shared()")
         self.put(1, "mbarrier.arrive(own_empty.index(near), count=1)")

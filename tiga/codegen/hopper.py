@@ -7,7 +7,7 @@ from typing import Any
 from tiga.codegen.tiles import SAME, Axes, Input, Work
 
 SPANS = ("band", "rows1", "blocks")
-WIDTHS = (64, 128)
+WIDTHS = (64, 128, 256)  # of tiles; a vector fills more than half of one
 MOST_HEADS = 3  # of a vector: a descriptor has five dimensions at most
 _NOT_THERE = ("gather", "rand", "number", "kept")
 
@@ -79,6 +79,11 @@ def _of_nodes(axes: Axes, work: Work) -> str:
     if any(x.dtype in ("bool", "f64") for x in far_numbers(work)):
         return "numbers of bool or float64"
     return ""
+
+
+def padded(width: int) -> int:
+    """The width of tiles of vectors; 0 where they would be mostly empty, or are wider than any."""
+    return next((wide for wide in WIDTHS if wide // 2 < width <= wide), 0)
 
 
 def stride_of(t: Any, dims: tuple, axis: Any) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from tiga.codegen.calls import Call, Prepared, Record, Steps, execute, stride
 from tiga.codegen.emit_nodes import Parameter, Source, states
 from tiga.codegen.kernels import Runner, multiprocessors, precision, runner
 from tiga.codegen.lists_pruned import LIST, list_name, list_rows, list_value, the_map
-from tiga.codegen.plan import Plan, merge, plans
+from tiga.codegen.plan import Plan, at_once, merge, plans
 from tiga.codegen.plan_pruned import plans_of
 from tiga.codegen.tiles import Refused
 
@@ -26,7 +26,7 @@ COUNT = Source(
     tuple([Parameter(x, x) for x in ("own_bounds", "prefix", "num_blocks", "num_own", "unit", "BLOCK_M", "BLOCK")]),
     (),
 )
-BETWEEN = ("spoiled", "ranges", "ordered")  # memory between the launches of the hopper skeleton
+BETWEEN = ("spoiled", "ranges", "ordered", "taken")  # memory between the launches of the hopper skeleton
 _FIXED = {"count": COUNT, "list": LIST, **bounds.STAGES}
 WIDEST = 512  # of a vector that a tile holds whole
 GROUP = 32 << 20  # bytes of the other end's fields that heads visited at a time may have: what a cache keeps
@@ -162,7 +162,7 @@ class Launch:
         """Into how many parts the sources are split: where few programs would leave most of the chip idle."""
         if not self.divisible() or not self.idle() or self.other <= SHORT * self.plan.block_n:
             return 1
-        wanted = 2 * multiprocessors(self.call.device) // (self.tiles() * self.heads)
+        wanted = at_once(self.plan) * multiprocessors(self.call.device) // (self.tiles() * self.heads)
         return max(1, min(wanted, self.other // (2 * self.plan.block_n)))
 
     def record(self, stage: str) -> Record | None:

@@ -39,7 +39,7 @@ _SCHEDULES = {
     for name, words in {
         "schedule": "prefix own_bounds other_bounds block_low block_high ranges num_blocks num_own num_other "
         "BLOCK_M REVERSED",
-        "order": "ranges ordered slots ORDERED",
+        "order": "ranges ordered taken slots ORDERED",
     }.items()
 }
 REDO = Plan(64, 32, 4, 1)  # little memory: many such tiles of owners find at a time that there is nothing to do
@@ -138,14 +138,14 @@ class HopperLaunch(Launch):
         for x in found:
             self.check(x)
         vectors = dict.fromkeys([x.vector for x in found] + [o.vector for o in self.work.outputs if o.vector])
-        self.vectors = tuple([(a, self.call.size(a)) for a in vectors])
+        self.vectors = tuple([(a, hopper.padded(self.call.size(a))) for a in vectors])
         self.padded = dict(self.vectors)
         width = max(self.padded.values())
+        softmax = any(f.reducer == "softmax" for f in self.work.folds)
         fewest = plan_hopper.FEWEST.get((self.ready.span, width))
-        if fewest is None or self.reach() < fewest:
+        if fewest is None or self.reach() < fewest[0 if softmax else 1]:
             raise Refused(f"rows of vectors of {width} that reach {self.reach()} others of a {self.ready.span}")
         products = len(hopper.products_of(self.ready.axes, self.work))
-        softmax = any(f.reducer == "softmax" for f in self.work.folds)
         some = hopper_plans(width, products, len(self.work.folds), softmax)
         if not some:
             raise Refused(f"no plan for {products} products and {len(self.work.folds)} sums of vectors of {width}")
@@ -178,9 +178,9 @@ class HopperLaunch(Launch):
         return self.tiles() * self.heads >= multiprocessors(self.call.device)
 
     def check(self, x: Input) -> None:
-        """The copy engine reads vectors of these widths, whose addresses and strides are multiples of 16 bytes."""
+        """The copy engine reads vectors whose addresses and strides are multiples of 16 bytes."""
         t, size = self.call.tensors[x.ref], self.call.size(x.vector)
-        if size not in hopper.WIDTHS:
+        if not hopper.padded(size):
             raise Refused(f"vectors of {size}")
         strides = [s for n, s in zip(t.shape, t.stride()) if n != 1][:-1]
         aligned = all(s > 0 and s * t.element_size() % _ALIGNED == 0 for s in strides)
@@ -230,6 +230,8 @@ class HopperLaunch(Launch):
             return self.descriptor(of[1])(self.call)
         if kind == "num_tiles":
             return self.tiles() * self.heads
+        if kind == "taken":
+            return self.made_state(kind, (1,), torch.int32)
         if kind in ("ranges", "ordered"):
             return self.made_state(kind, (self.tiles() * 8,), torch.int32)
         fixed = {
@@ -251,7 +253,7 @@ class HopperLaunch(Launch):
         t = self.call.tensors[x.ref]
         heads = [hopper.stride_of(t, x.dims, a) for a in self.work.axes if a in x.heads]
         wide = self.padded[x.vector]
-        shape = [*[n for n, _ in heads], t.shape[0], wide]
+        shape = [*[n for n, _ in heads], t.shape[0], self.call.size(x.vector)]
         strides = [*[s if n != 1 else wide for n, s in heads], t.stride(0) if t.shape[0] != 1 else wide, 1]
         block = [1] * len(heads) + [64 if x.side == "own" else self.plan.block_n, wide]
         layout = NVMMASharedLayout.get_default_for(block, bfloat16 if t.dtype == torch.bfloat16 else float16)
@@ -267,9 +269,12 @@ _BRANCH = re.compile(r"@!?U?P\d+ +BRA `\((\.L_x_\d+)\)")  # one that is always t
 def faults(compiled: Any) -> str:
     """What makes a compiled kernel slow: memory for registers in a loop over tiles, or matrix products that each wait
     for the one before. What is kept in memory once a tile of owners is no fault."""
-    if compiled is None:  # Triton's interpreter
-        return ""
-    text = machine_code(compiled.asm["cubin"])
+    return "" if compiled is None else _faults(compiled.asm["cubin"])  # None: of Triton's interpreter
+
+
+@functools.lru_cache(1024)
+def _faults(cubin: bytes) -> str:
+    text = machine_code(cubin)
     products, waits = len(_PRODUCT.findall(text)), len(_WAIT.findall(text))
     if 2 * waits > products:
         return f"{waits} waits for {products} matrix products"

@@ -51,10 +51,18 @@ def plans(width: int, itemsize: int, sums: int, rows: int) -> list[Plan]:
     found: tuple[tuple[int, ...], ...] = next(
         p for size, most, count, p in _TABLE if size == itemsize and width <= most and sums <= count
     )
-    if rows <= 64:
-        few = max(16, 1 << (rows - 1).bit_length())
-        found = ((few, 64, 4, 3), (few, 32, 4, 2), *[p for p in found if p[0] <= few])
+    short = itemsize == 2 and sums <= 1
+    if rows <= (128 if short else 64):
+        few = min(64, max(16, 1 << (rows - 1).bit_length()))
+        wide = ((few, 128, 4, 3),) if short and few < 64 else ()
+        found = (*wide, (few, 64, 4, 3), (few, 32, 4, 2), *[p for p in found if p[0] <= few])
     return [Plan(*p) for p in (*found, *_SMALL)]
+
+
+def at_once(plan: Plan) -> int:
+    """Tiles that a multiprocessor visits at a time where parts of the others' rows are read: so much of its memory they
+    take. On an H200 (2026-11-30) one of 128 others, two of 64 were the fastest."""
+    return max(1, 128 // plan.block_n)
 
 
 def merge(parts: int, width: int) -> Plan:

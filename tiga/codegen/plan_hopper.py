@@ -35,13 +35,15 @@ _TABLE = {
     (128, 1, 1): (HopperPlan(2, 128, 2, 2, True, _TWO),),
     (128, 2, 1): (HopperPlan(2, 64, 3, 1, True, _TWO),),
     (128, 2, 2): (HopperPlan(2, 64, 3, 1, False, _TWO), HopperPlan(2, 32, 3, 1, False, _TWO)),
+    (256, 1, 1): (HopperPlan(2, 64, 2, 1, True, _TWO), HopperPlan(2, 32, 2, 1, True, _TWO)),
+    (256, 2, 1): (HopperPlan(2, 32, 2, 1, True, _TWO),),
     (64, 1, 1): (HopperPlan(3, 128, 4, 2, True, _THREE), HopperPlan(2, 128, 4, 2, True, _TWO_NUMBERS)),
     (64, 2, 1): (HopperPlan(2, 128, 3, 1, True, _TWO), HopperPlan(2, 64, 4, 1, True, _TWO_NUMBERS)),
     (64, 2, 2): (HopperPlan(2, 64, 4, 1, True, _TWO_NUMBERS), HopperPlan(2, 32, 4, 1, False, _TWO_NUMBERS)),
 }
-# The fewest others that a row reaches, by relation and width of vectors, with which these kernels were the faster ones
-# on an H200 (2026-11-30); a relation that is not here was not timed.
-FEWEST = {("band", 128): 1024, ("blocks", 128): 512, ("band", 64): 4096}
+# The fewest others that a row reaches, by relation and width of tiles, with which these kernels were the faster ones
+# on an H200 (2026-11-30): of softmax, and of sums alone, as gradients are. What is not here was not timed.
+FEWEST = {("band", 128): (1024, 256), ("blocks", 128): (512, 512), ("band", 64): (4096, 4096)}
 
 
 def hopper_plans(width: int, products: int, sums: int, softmax: bool) -> tuple[HopperPlan, ...]:

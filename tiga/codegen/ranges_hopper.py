@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 # What the kernel is told of its relation: a band, intervals, or the tiles that device_schedule found.
-TOLD = {"band": ("low", "high"), "rows1": ("start", "stop"), "blocks": ("ordered",)}
+TOLD = {"band": ("low", "high"), "rows1": ("start", "stop"), "blocks": ("ordered", "taken")}
+TAKEN = ("blocks",)  # whose tiles are taken by whoever is next: what counts them is 0 before the kernel begins
 REACH = (
     "head own_first own_end low high other_low other_high begin next_begin inner_begin steps all_steps all_tiles"
 ).split()
@@ -40,13 +41,13 @@ begin, end, inner_begin, inner_end = reach_of_rows(start, stop, own_first, num_o
 """
     + _TILES,
     "blocks": """slot, head = place(program, num_tiles // num_heads, num_heads, group, False)
-told = ordered + slot * 8
-own_first = tl.load(told)
-own_end = tl.load(told + 1)
-other_low = tl.load(told + 2)
-other_high = tl.load(told + 3)
-low = tl.load(told + 4)
-high = tl.load(told + 5)
+at = ordered + slot * 8
+own_first = tl.load(at)
+own_end = tl.load(at + 1)
+other_low = tl.load(at + 2)
+other_high = tl.load(at + 3)
+low = tl.load(at + 4)
+high = tl.load(at + 5)
 """
     + _BAND
     + _TILES,
