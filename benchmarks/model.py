@@ -2,7 +2,8 @@
 
 `python -m benchmarks.model [--only WORDS ...] [--out FOLDER]`
 
-Every model is checked against the others' results and gradients before it is timed. `--device cpu --rows 64 --backend
+Every model's results and gradients are checked against plain torch in float64 before it is timed: none may err by more
+than twice what plain torch errs in the model's own dtype, and some units of rounding. `--device cpu --rows 64 --backend
 aot_eager` tries the command out without a GPU, and without Inductor's code.
 """
 
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import tiga as tg
 from benchmarks import command
@@ -26,6 +28,7 @@ from benchmarks.measure import (
     Setting,
     Table,
     check,
+    clear,
     environment,
     figure,
     milliseconds,
@@ -41,15 +44,19 @@ COLUMNS = ("", "kernels forward / step", "ms forward / step", "peak MiB of a ste
 
 @dataclass(frozen=True)
 class Work:
-    """One model in several ways: each makes a module from the open part; all get the same parameters and inputs."""
+    """One model in several ways: each makes a module from the open part; all get the same parameters and inputs.
+
+    plain: the way that runs without a compiler, in float64 as well.
+    """
 
     ways: dict[str, Callable[[], nn.Module]]
+    plain: Callable[[], nn.Module]
     inputs: tuple[Tensor, ...]
     ulps: float
 
-    def module(self, name: str) -> nn.Module:
+    def module(self, made: Callable[[], nn.Module]) -> nn.Module:
         torch.manual_seed(0)
-        return self.ways[name]().to(self.inputs[0].device, self.inputs[0].dtype)
+        return made().to(self.inputs[0].device, self.inputs[0].dtype)
 
 
 def transformer(setting: Setting, lengths: list[int]) -> Work:
@@ -71,6 +78,11 @@ def transformer(setting: Setting, lengths: list[int]) -> Work:
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
         return out.transpose(1, 2).reshape(rows, heads, -1)
 
+    def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Document by document, each computed again in backward: no more than one's scores are there at a time."""
+        parts = zip(*[x.split(lengths) for x in (q, k, v)])
+        return torch.cat([checkpoint(one_document, *part, scale, use_reentrant=False) for part in parts])
+
     def flex() -> Callable[..., Tensor]:
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -90,7 +102,14 @@ def transformer(setting: Setting, lengths: list[int]) -> Work:
     if setting.on_gpu:
         ways["FlexAttention"] = lambda: Block(width, heads, flex())
     x = torch.randn(rows, width, device=device, dtype=dtype)
-    return Work(ways, (x, *angles(positions, width // heads, dtype)), 3e-2 if setting.on_gpu else 1e-5)
+    inputs = x, *angles(positions, width // heads, dtype)
+    return Work(ways, lambda: Block(width, heads, plain), inputs, 1e-2 if setting.on_gpu else 1e-5)
+
+
+def one_document(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Causal attention of rows (tokens, heads, width)."""
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)[0].transpose(0, 1)
 
 
 def random_edges(rows: int, count: int, device: str) -> Tensor:
@@ -121,7 +140,7 @@ def two_layers(setting: Setting, rows: int, degree: int, width: int, heads: int)
     ways = {name: functools.partial(Layers, width, heads, mix) for name, mix in (("tiga", ours), ("plain", plain))}
     if setting.on_gpu:
         ways["PyG"] = functools.partial(Layers, width, heads, pyg)
-    return Work(ways, (torch.randn(n, width, device=setting.device),), 1e-4)
+    return Work(ways, ways["plain"], (torch.randn(n, width, device=setting.device),), 1e-4)
 
 
 def edge_network(setting: Setting, rows: int, degree: float, width: int, hidden: int) -> Work:
@@ -156,7 +175,7 @@ def edge_network(setting: Setting, rows: int, degree: float, width: int, hidden:
     }
     if setting.on_gpu:
         ways["PyG"] = functools.partial(EdgeModel, width, hidden, pyg)
-    return Work(ways, (torch.randn(n, width, device=setting.device),), 1e-4)
+    return Work(ways, ways["plain"], (torch.randn(n, width, device=setting.device),), 1e-4)
 
 
 # Measuring.
@@ -211,12 +230,31 @@ def kernels(fn: Callable[[], Any], setting: Setting) -> float:
     return float(len([e for e in on_device if not e.name.startswith(("Memcpy", "Memset"))]))
 
 
-def measured(work: Work, name: str, backend: str, exact: list[Tensor], setting: Setting) -> Figures:
-    module = work.module(name)
-    given = torch.ones_like(exact[0], dtype=work.inputs[0].dtype)
+@dataclass(frozen=True)
+class Reference:
+    """Plain torch: what a step gives in float64, and how far it is from that in the model's own dtype."""
+
+    exact: list[Tensor]
+    usual: list[float]
+    names: list[str]
+
+
+def reference(work: Work, given: Tensor) -> Reference:
+    module = work.module(work.plain)
+    rounded = step(module, module, work.inputs, given)
+    module.double()
+    exact = step(module, module, tuple([t.double() for t in work.inputs]), given.double())
+    usual = [relative(a, b) for a, b in zip(rounded, exact)]
+    return Reference(
+        exact, usual, ["result", *[f"gradient of {n}" for n, _ in [("x", None), *module.named_parameters()]]]
+    )
+
+
+def measured(work: Work, name: str, backend: str, of: Reference, given: Tensor, setting: Setting) -> Figures:
+    module = work.module(work.ways[name])
     fn, cold, warm = seconds_to_compile(module, work, given, backend)
-    for k, (got, want) in enumerate(zip(step(fn, module, work.inputs, given), exact)):
-        check(f"{name}, {'result' if k == 0 else f'gradient {k}'}", relative(got, want), 0.0, work.ulps)
+    for what, got, want, usual in zip(of.names, step(fn, module, work.inputs, given), of.exact, of.usual):
+        check(f"{name}, {what}", relative(got, want), usual, work.ulps)
 
     def forward() -> Tensor:
         with torch.no_grad():
@@ -230,10 +268,10 @@ def measured(work: Work, name: str, backend: str, exact: list[Tensor], setting: 
 
 def line(make: Callable[[], Work], backend: str, setting: Setting) -> Line:
     work = make()
-    reference = next(name for name in ("plain", "SDPA", "FlexAttention", "tiga") if name in work.ways)
-    module = work.module(reference)
-    exact = [x.double() for x in step(module, module, work.inputs, torch.ones_like(work.inputs[0]))]
-    figures, why = of_each(work.ways, lambda name: measured(work, name, backend, exact, setting), setting)
+    given = torch.ones_like(work.inputs[0])
+    of = reference(work, given)
+    clear(setting)
+    figures, why = of_each(work.ways, lambda name: measured(work, name, backend, of, given, setting), setting)
     columns = zip(*[[name, *f.cells()] for name, f in figures.items()])
     cells = ["<br>".join(column) for column in columns]
     cells[0] += f" {why}" if why else ""
