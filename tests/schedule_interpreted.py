@@ -27,14 +27,14 @@ def test_heavy_tiles_first(lengths, reverse):
     rows, blocks = int(bounds[-1]) + 2, len(lengths)
     low, high = torch.full((blocks,), -rows), torch.zeros(blocks, dtype=torch.int64)
     slots = -(-rows // block_m) + blocks + 2
-    prefix = torch.zeros(blocks + 3, dtype=torch.int32)
-    ranges, ordered = torch.zeros(slots, 8, dtype=torch.int32), torch.full((slots, 8), -7, dtype=torch.int32)
-    device.count_tiles[(1,)](bounds, prefix, blocks, rows, 1, BLOCK_M=block_m, BLOCK=1024)
-    told = (prefix, bounds, bounds, low, high, ranges, blocks, rows, rows)
-    device_schedule.schedule_tiles[(slots,)](*told, BLOCK_M=block_m, REVERSED=reverse)
+    places, prefix, whole = (torch.zeros(blocks + 3, dtype=torch.int32) for _ in range(3))
+    ordered = torch.full((slots, 8), -7, dtype=torch.int32)
     taken = torch.full((1,), -7, dtype=torch.int32)
-    device_schedule.order_tiles[(-(-slots // 16),)](ranges, ordered, taken, slots, BLOCK=16)
-    assert taken.item() == 0
+    told = (places, prefix, bounds, bounds, low, high, ordered, taken, blocks, rows, rows, slots)
+    constants = {"BLOCK_M": block_m, "REDO_M": 32, "REVERSED": reverse, "BLOCK": 1024, "ORDERED": 16}
+    device_schedule.schedule_tiles[(-(-slots // 16),)](*told, **constants)
+    device.count_tiles[(1,)](bounds, whole, blocks, rows, 1, BLOCK_M=32, BLOCK=1024)
+    assert prefix.equal(whole) and taken.item() == 0
     expected = wanted(lengths, block_m, reverse)
     assert [tuple(x[:4]) for x in ordered.tolist()][: len(expected)] == expected
     assert all(x[0] >= x[1] or x[2] >= x[3] for x in ordered.tolist()[len(expected) :])  # no edges there

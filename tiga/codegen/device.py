@@ -76,21 +76,69 @@ def find_block(
         high_k = tl.where(inside, high_k, middle - 1)
     k = low_k + 1 + tl.arange(0, 128)
     low_k += tl.sum(((tl.load(prefix + k, mask=k <= high_k, other=0) <= tile) & (k <= high_k)).to(tl.int32), 0)
-    own_low = tl.load(own_bounds + low_k - 1, mask=low_k > 0, other=0).to(tl.int64)
-    own_high = tl.load(own_bounds + low_k, mask=low_k <= num_blocks, other=0).to(tl.int64)
-    own_high = tl.where(low_k > num_blocks, num_own, own_high)
+    return told_of_block(
+        tile, low_k, prefix, own_bounds, other_bounds, block_low, block_high, num_blocks, num_own, num_other, REVERSED
+    )
+
+
+@triton.jit
+def find_blocks(
+    tile,
+    prefix,
+    own_bounds,
+    other_bounds,
+    block_low,
+    block_high,
+    num_blocks,
+    num_own,
+    num_other,
+    REVERSED: tl.constexpr,
+):
+    """find_block, of many tiles at once."""
+    low_k = tile * 0
+    high_k = low_k + num_blocks + 1
+    left = num_blocks + 1
+    while left > 0:
+        middle = (low_k + high_k + 1) // 2
+        inside = tl.load(prefix + middle) <= tile
+        low_k = tl.where(inside, middle, low_k)
+        high_k = tl.where(inside, high_k, middle - 1)
+        left = left // 2
+    return told_of_block(
+        tile, low_k, prefix, own_bounds, other_bounds, block_low, block_high, num_blocks, num_own, num_other, REVERSED
+    )
+
+
+@triton.jit
+def told_of_block(
+    tile,
+    k,
+    prefix,
+    own_bounds,
+    other_bounds,
+    block_low,
+    block_high,
+    num_blocks,
+    num_own,
+    num_other,
+    REVERSED: tl.constexpr,
+):
+    """What find_block says of a tile that lies in entry k of `prefix`."""
+    own_low = tl.load(own_bounds + k - 1, mask=k > 0, other=0).to(tl.int64)
+    own_high = tl.load(own_bounds + k, mask=k <= num_blocks, other=0).to(tl.int64)
+    own_high = tl.where(k > num_blocks, num_own, own_high)
     own_low = tl.minimum(tl.maximum(own_low, 0), num_own)
     own_high = tl.minimum(tl.maximum(own_high, own_low), num_own)
     past = tile >= tl.load(prefix + num_blocks + 2)
     own_low = tl.where(past, num_own, own_low)
     own_high = tl.where(past, num_own, own_high)
-    block = (low_k > 0) & (low_k <= num_blocks) & (past == 0)
-    other_low = tl.load(other_bounds + low_k - 1, mask=block, other=0).to(tl.int64)
-    other_high = tl.load(other_bounds + low_k, mask=block, other=0).to(tl.int64)
+    block = (k > 0) & (k <= num_blocks) & (past == 0)
+    other_low = tl.load(other_bounds + k - 1, mask=block, other=0).to(tl.int64)
+    other_high = tl.load(other_bounds + k, mask=block, other=0).to(tl.int64)
     other_low = tl.minimum(tl.maximum(other_low, 0), num_other)
     other_high = tl.minimum(tl.maximum(other_high, other_low), num_other)
-    low = tl.load(block_low + low_k - 1, mask=block, other=1).to(tl.int64)
-    high = tl.load(block_high + low_k - 1, mask=block, other=0).to(tl.int64)
+    low = tl.load(block_low + k - 1, mask=block, other=1).to(tl.int64)
+    high = tl.load(block_high + k - 1, mask=block, other=0).to(tl.int64)
     if REVERSED:
         low, high = -high, -low
     far = tl.cast(num_own, tl.int64) + num_other
@@ -99,7 +147,7 @@ def find_block(
     high = tl.maximum(tl.minimum(high, far) + shift, -far - 1)
     low = tl.where(block, low, 1)
     high = tl.where(block, high, 0)
-    first_tile = tl.load(prefix + low_k)
+    first_tile = tl.load(prefix + k)
     return (
         tile - first_tile,
         own_low.to(tl.int32),

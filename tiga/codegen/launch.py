@@ -26,7 +26,7 @@ COUNT = Source(
     tuple([Parameter(x, x) for x in ("own_bounds", "prefix", "num_blocks", "num_own", "unit", "BLOCK_M", "BLOCK")]),
     (),
 )
-BETWEEN = ("spoiled", "ranges", "ordered", "taken")  # memory between the launches of the hopper skeleton
+BETWEEN = ("spoiled", "places", "ordered", "taken")  # memory between the launches of the hopper skeleton
 _FIXED = {"count": COUNT, "list": LIST, **bounds.STAGES}
 WIDEST = 512  # of a vector that a tile holds whole
 GROUP = 32 << 20  # bytes of the other end's fields that heads visited at a time may have: what a cache keeps

@@ -30,18 +30,15 @@ from tiga.codegen.tiles import Input, Refused
 from tiga.passes import LOG
 
 TRITON = "3.6."  # Gluon is private there: another version may mean something else by the same words
-_SCHEDULES = {
-    name: Source(
-        f"from tiga.codegen.device_schedule import {name}_tiles as propagate\n",
-        tuple([Parameter(word, word) for word in words.split()]),
-        (),
-    )
-    for name, words in {
-        "schedule": "prefix own_bounds other_bounds block_low block_high ranges num_blocks num_own num_other "
-        "BLOCK_M REVERSED",
-        "order": "ranges ordered taken slots ORDERED",
-    }.items()
-}
+_TOLD = (
+    "places prefix own_bounds other_bounds block_low block_high ordered taken num_blocks num_own num_other slots "
+    "BLOCK_M REDO_M REVERSED BLOCK ORDERED"
+)
+_SCHEDULE = Source(
+    "from tiga.codegen.device_schedule import schedule_tiles as propagate\n",
+    tuple([Parameter(word, word) for word in _TOLD.split()]),
+    (),
+)
 REDO = Plan(64, 32, 4, 1)  # little memory: many such tiles of owners find at a time that there is nothing to do
 _ALIGNED = 16  # bytes: of addresses and strides that the copy engine reads by
 _HOPPER = (9, 0)
@@ -193,7 +190,7 @@ class HopperLaunch(Launch):
         self.splits = 1
         self.plan, blocks = plan, self.ready.span == "blocks"
         try:
-            before = ("count", "schedule", "order") if blocks else bounds.stages(self.ready.span)
+            before = ("schedule",) if blocks else bounds.stages(self.ready.span)
             first = [self.record(stage) for stage in before]
             main = self.record("hopper")
             fault = faults(main.runner.compiled) if main is not None else "more shared memory than there is"
@@ -202,8 +199,7 @@ class HopperLaunch(Launch):
         if fault or main is None:
             return None, fault
         self.plan = REDO
-        again = [self.record(stage) for stage in (("count", "redo") if blocks else ("redo",))]
-        records = [*first, main, *again]
+        records = [*first, main, self.record("redo")]
         if any(r is None for r in records):
             return None, "the kernel that does rows again does not fit"
         states = tuple([(n, *x) for n, x in self.states.items()])
@@ -214,11 +210,11 @@ class HopperLaunch(Launch):
             return _source(self.ready, self.plan, self.vectors)
         if stage == "redo":
             return _source(self.ready, None, ())
-        return _SCHEDULES[stage] if stage in _SCHEDULES else super().source(stage)
+        return _SCHEDULE if stage == "schedule" else super().source(stage)
 
     def grid(self, stage: str) -> tuple:
-        if stage in _SCHEDULES:
-            return (self.tiles() if stage == "schedule" else -(-self.tiles() // ORDERED),)
+        if stage == "schedule":
+            return (-(-self.tiles() // ORDERED),)
         if stage == "redo":
             return (min(self.tiles() * self.heads, 2 * multiprocessors(self.call.device)),)
         if stage == "hopper":
@@ -232,11 +228,14 @@ class HopperLaunch(Launch):
             return self.tiles() * self.heads
         if kind == "taken":
             return self.made_state(kind, (1,), torch.int32)
-        if kind in ("ranges", "ordered"):
+        if kind == "ordered":
             return self.made_state(kind, (self.tiles() * 8,), torch.int32)
+        if kind == "places":
+            return self.made_state(kind, (self.blocks() + 3,), torch.int32)
         fixed = {
             "slots": self.tiles(),
             "ORDERED": ORDERED,
+            "REDO_M": REDO.block_m,
             "REVERSED": (self.work.owner == "dst") == self.call.p.reverse,
         }
         if kind in fixed:
