@@ -5,7 +5,7 @@ import torch
 
 from tiga.codegen import device, device_schedule
 
-LENGTHS = ([300, 0, 17, 700, 1, 129], [5], [128, 128, 256])
+LENGTHS = ([300, 0, 17, 700, 1, 129], [5], [128, 128, 256], [1] * 600 + [200])
 
 
 def wanted(lengths, block_m, reverse):
@@ -20,7 +20,7 @@ def wanted(lengths, block_m, reverse):
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("lengths", LENGTHS, ids=len)
 def test_heavy_tiles_first(lengths, reverse):
     block_m = 64
     bounds = 3 + torch.tensor([0, *lengths]).cumsum(0)
@@ -31,8 +31,8 @@ def test_heavy_tiles_first(lengths, reverse):
     ordered = torch.full((slots, 8), -7, dtype=torch.int32)
     taken = torch.full((1,), -7, dtype=torch.int32)
     told = (places, prefix, bounds, bounds, low, high, ordered, taken, blocks, rows, rows, slots)
-    constants = {"BLOCK_M": block_m, "REDO_M": 32, "REVERSED": reverse, "BLOCK": 1024, "ORDERED": 16}
-    device_schedule.schedule_tiles[(-(-slots // 16),)](*told, **constants)
+    constants = {"BLOCK_M": block_m, "REDO_M": 32, "REVERSED": reverse, "BLOCK": 256, "ORDERED": 64}
+    device_schedule.schedule_tiles[(-(-slots // 64),)](*told, **constants)
     device.count_tiles[(1,)](bounds, whole, blocks, rows, 1, BLOCK_M=32, BLOCK=1024)
     assert prefix.equal(whole) and taken.item() == 0
     expected = wanted(lengths, block_m, reverse)

@@ -103,6 +103,13 @@ def test_kernel_keeps_its_promises(name):
         assert max(beside) >= plan.block_n // 4  # a thread has half as many pairs of a tile as that has columns
 
 
+def test_packed_sequences_are_three_launches():
+    """What is told of tiles, the kernel, and the one that does rows again: of the first plan, which fits."""
+    found = compiled_hopper.kernels_of(*forward(Attention(), segments(), 128))
+    words = ("schedule_tiles", "gluon.jit", "def redo")
+    assert [[k for k, word in enumerate(words) if word in source] for source, _, _ in found] == [[0], [1], [2]]
+
+
 def reason(program, graph, width, dtype=torch.bfloat16):
     """Why the skeleton refuses the last work of a program."""
     _, kernels, why = tiles.planned(parse(lowered(program, graph, width, dtype).program))
@@ -232,7 +239,7 @@ def under_the_interpreter(*files):
 
 
 def test_schedules_and_rows_done_again_under_the_interpreter():
-    assert "12 passed" in under_the_interpreter("schedule_interpreted.py", "redo_interpreted.py")
+    assert "14 passed" in under_the_interpreter("schedule_interpreted.py", "redo_interpreted.py")
 
 
 def test_warps_and_what_they_tell_one_another_under_the_interpreter():

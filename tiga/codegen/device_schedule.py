@@ -7,7 +7,7 @@ import triton.language as tl
 
 from tiga.codegen.device import count_tiles, find_blocks
 
-BESIDE: tl.constexpr = tl.constexpr(256)  # tiles whose weights are compared at a time
+BESIDE: tl.constexpr = tl.constexpr(512)  # tiles whose weights are compared at a time
 WORDS: tl.constexpr = tl.constexpr(8)  # a tile: owners first and end, others low and high, band low and high
 
 
