@@ -171,6 +171,24 @@ def softmax_merge(peaks, totals, means, peak, total, mean):
 
 
 @triton.jit
+def softmax_weights(score, peak, total):
+    """The new peak and total, what sums so far are multiplied by, and each edge's weight."""
+    higher = tl.maximum(peak, tl.max(score, 1))
+    keep = power_of_e(peak - higher)
+    weight = power_of_e(score - higher[:, None])
+    return higher, total * keep + tl.sum(weight, 1), keep, weight
+
+
+@triton.jit
+def weights_merge(peaks, totals, peak, total):
+    """As softmax_weights, of rows' pieces."""
+    higher = tl.maximum(peak, tl.max(peaks, 1))
+    keep = power_of_e(peak - higher)
+    weight = power_of_e(peaks - higher[:, None])
+    return higher, total * keep + tl.sum(weight * totals, 1), keep, weight
+
+
+@triton.jit
 def softmax_end(peak, total, mean):
     none = total == 0
     safe = tl.where(none, 1.0, total)

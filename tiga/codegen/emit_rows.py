@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from tiga.codegen.lines_rows import TRITON, Value, literal_type
-from tiga.codegen.products_rows import Products
+from tiga.codegen.columns_rows import Columns
 from tiga.codegen.rows import Analysis, Pass, Refused
 from tiga.program import Line
 from tiga.types import Type, compute_dtype
@@ -37,8 +37,8 @@ PIECES = (
         "extreme_step",
     ),
     *("hash_uniform", "largest", "load_features", "log1p", "moved", "only", "outer", "pow", "product", "remainder"),
-    *("round_even", "sign", "sinh", "smallest", "softmax_end", "softmax_merge", "softmax_step", "store_features"),
-    *("reshaped", "tan", "tanh", "trunc", "work_items"),
+    *("round_even", "sign", "sinh", "smallest", "softmax_end", "softmax_merge", "softmax_step", "softmax_weights"),
+    *("store_features", "weights_merge", "reshaped", "tan", "tanh", "trunc", "work_items"),
 )
 LOWEST = {"f32": "-3.4028234663852886e38", "f64": "-1.7976931348623157e308"}
 
@@ -58,7 +58,7 @@ class State:
 @dataclass(frozen=True)
 class Source:
     """text; arguments: (name, what, ...) of each, in order; axes: whose sizes and blocks are constants; factors: the
-    dimensions of matrix products among them.
+    dimensions of matrix products among them; apart: matrices that are read column by column.
     """
 
     text: str
@@ -66,9 +66,10 @@ class Source:
     axes: tuple
     states: tuple[tuple[State, ...], ...]
     factors: tuple
+    apart: frozenset = frozenset()
 
 
-class Emitter(Products):
+class Emitter(Columns):
     def __init__(self, analysis: Analysis, work: Pass) -> None:
         super().__init__(analysis, work)
         self.states = tuple([self.state(k, f) for k, f in enumerate(work.folds)])
@@ -85,20 +86,21 @@ class Emitter(Products):
                 State(f"peak{k}", peak_axes, wide, LOWEST[wide]),
                 State(f"total{k}", peak_axes, wide, "0"),
                 State(f"sum{k}", axes, wide, "0"),
+                *[State(f"sum{k}_{i}", axes, wide, "0") for i, axes in enumerate(self.weighed(f), 1)],
             )
         if name in ("max", "min"):
             if dtype in ("bool", "u8"):
                 raise Refused(f"{name} of {dtype}")
             return (State(f"best{k}", axes, dtype, "0"), State(f"at{k}", axes, "i64", "NOWHERE"))
         if name == "sum":
-            axes = self.joined(self.split(f)[0], len(axes))
+            axes = self.joined(self.split(f, f.args[0])[0], len(axes))
         return (State(f"sum{k}", axes, dtype, "0"),)
 
     # The two sources.
 
     def source(self) -> Source:
         for line in self.work.lines:
-            if line.outs[0] not in self.a.late and not self.lazy(line):
+            if line.outs[0] not in self.a.late and line.outs[0] not in self.a.new and not self.lazy(line):
                 self.value(line.outs[0])
         for k, f in enumerate(self.work.folds):
             (self.scan if f.op == "scan" else self.fold)(k, f)
@@ -170,6 +172,7 @@ class Emitter(Products):
             tuple(self.axes),
             self.states,
             tuple(self.factors),
+            frozenset([w for w, _ in self.vectors]),
         )
 
     def items(self) -> list[str]:
@@ -221,8 +224,11 @@ class Emitter(Products):
         if name == "count":
             put(f"sum{k} += tl.sum(live.to(tl.int64), 1)")
         elif name == "sum":
-            x = self.product_of(self.split(f)[0], states[0].dtype, len(states[0].axes))
+            x = self.product_of(self.split(f, f.args[0])[0], states[0].dtype, len(states[0].axes))
+            self.summed[x] = f"sum{k}"
             put(f"sum{k} += tl.sum({x}, 1)   # reduce {' '.join([*f.attrs, *f.args])}")
+        elif name == "softmax" and len(states) > 3:
+            self.softmax_of_several(k, f, states)
         elif name == "softmax":
             score, rank = self.value(f.args[0]), len(states[2].axes)
             dtype = states[0].dtype
@@ -263,13 +269,15 @@ class Emitter(Products):
 
     def merged(self) -> list[str]:
         rows = ["slot = (at + tl.arange(0, BLOCK_E))[None, :]", "live = slot < last"]
-        for f, states in zip(self.work.folds, self.states):
+        for k, (f, states) in enumerate(zip(self.work.folds, self.states)):
             names, name = ", ".join([s.name for s in states]), f.attrs[1]
             for s in states:
                 other = s.begin if f.attrs[1] == "softmax" or s.begin == "NOWHERE" else "0"
                 rows += self.slot_load(s, other)
             theirs = ", ".join([s.name + "_of" for s in states])
-            if name == "softmax":
+            if name == "softmax" and len(states) > 3:
+                rows += self.merge_of_several(k, states)
+            elif name == "softmax":
                 rows.append(f"{names} = softmax_merge({theirs}, {names})")
             elif name in ("max", "min"):
                 best, number = (s.name for s in states)
@@ -303,18 +311,22 @@ class Emitter(Products):
         for k, (f, states) in enumerate(zip(self.work.folds, self.states)):
             names = [s.name for s in states]
             if f.op == "reduce" and f.attrs[1] == "softmax":
-                names = [names[2], names[0]]
-                put(f"{', '.join(names)} = softmax_end({', '.join([s.name for s in states])})")
+                names = [names[2], names[0], *names[3:]]
+                for n in names[:1:-1]:
+                    put(f"{n}, _ = softmax_end({states[0].name}, {states[1].name}, {n})")
+                put(f"{', '.join(names[:2])} = softmax_end({', '.join([s.name for s in states[:3]])})")
             elif f.op == "reduce" and f.attrs[1] in ("max", "min"):
                 put(f"none{names[0]} = {names[1]} == NOWHERE")
                 put(f"{names[0]} = tl.where(none{names[0]}, 0, {names[0]})")
                 put(f"{names[1]} = tl.where(none{names[0]}, -1, {names[1]})")
-            for o, n in zip(f.outs, names):
+            for i, (o, n) in enumerate(zip(f.outs, names)):
                 axes, dtype = self.a.axes(o), compute_dtype(self.p.types[o].dtype)
                 kept = {s.name: s.dtype for s in states}[n]
                 value = Value(n if kept == dtype else f"{n}.to({TRITON[dtype]})", 1, axes, dtype)
                 if f.op == "reduce" and f.attrs[1] == "sum":
-                    value = self.completed(k, f, value._replace(axes=self.states[k][0].axes), live)
+                    value = self.completed(f"whole{k}", self.split(f, f.args[0])[1], o, value._replace(axes=states[0].axes), live)
+                elif i > 1:
+                    value = self.completed(f"whole{k}_{i - 1}", self.split(f, f.args[i])[1], o, value._replace(axes=states[i + 1].axes), live)
                 self.values[o] = value
         for line in self.work.lines:
             if line.outs[0] in self.a.late:
@@ -332,10 +344,6 @@ class Emitter(Products):
                 text = self.stored(s.name + "_slots", f"slot * {self.width(s.axes)}", "part", s.axes, s.name, True)
                 rows.append("    " + text)
         return rows + self.body.finish
-
-    def width(self, axes: tuple, letter: str = "B") -> str:
-        real = [self.block(a, letter) for a in axes if a != 1]
-        return "(" + " * ".join(real) + ")" if real else "1"
 
     def store(self, ref: str, live: str) -> None:
         v, axes = self.value(ref), self.a.axes(ref)
@@ -356,21 +364,16 @@ class Emitter(Products):
         at = n if whole else self.in_lanes(self.body.finish, n + "_row", self.packed(axes), axes)
         return f"store_features({base}, {first}, {live}, {at}, {inside}, {text}, {'False' if whole else padded})"
 
-    def packed(self, axes: tuple) -> str:
-        """Where features lie in a contiguous row."""
-        n, real = self.features(axes)[0], [a for a in axes if a != 1]
-        return " + ".join(
-            [f"{n}_{k}" + "".join([f" * {self.size(b)}" for b in real[k + 1 :]]) for k in range(len(real))]
-        )
-
     # Sums over all edges, values of edges.
 
     def total(self, k: int, f: Line) -> tuple[list[str], list[str]]:
         ref = f.outs[0]
+        if f.attrs[1] == "columns":
+            return self.columns(k, f)
         if f.attrs[1] != "sum":
             return self.matrix(k, f)
         axes, dtype = self.a.axes(ref), compute_dtype(self.p.types[ref].dtype)
-        x = self.product_of(self.split(f)[0], dtype, len(axes))
+        x = self.product_of(self.split(f, f.args[0])[0], dtype, len(axes))
         self.body.edge.append(f"all{k} += tl.sum({x}, 1)   # reduce {' '.join([*f.attrs, *f.args])}")
         begin = f"all{k} = tl.zeros({self.shape(1, axes)}, {TRITON[dtype]})"
         base = self.argument(f"all{k}_parts", "parts", ref)

@@ -353,7 +353,7 @@ def lanes(source: Source, plan: Plan, tensors: dict) -> int:
     """
     wide = {}
     for _, what, *rest in source.arguments:
-        if what in ("field", "out"):
+        if what in ("field", "out") and rest[0] not in source.apart:
             t = tensors[what, rest[0]]
             shared = what == "field" and ("row", rest[0]) not in {a[1:] for a in source.arguments}
             wide[what, rest[0]] = t, list(zip(t.shape, t.stride()))[not shared :]  # features, never rows

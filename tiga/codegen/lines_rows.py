@@ -109,6 +109,13 @@ class Lines:
         padded = " or ".join([f"{self.block(a)} != {self.size(a)}" for a in key])
         return n, n + "_in", padded
 
+    def packed(self, axes: tuple) -> str:
+        """Where features lie in a contiguous row."""
+        n, real = self.features(axes)[0], [a for a in axes if a != 1]
+        return " + ".join(
+            [f"{n}_{k}" + "".join([f" * {self.size(b)}" for b in real[k + 1 :]]) for k in range(len(real))]
+        )
+
     def offset(self, ref: str, axes: tuple, rows: int) -> str:
         """Where a field's features lie, from its row: behind `rows` dimensions."""
         n = self.features(axes)[0]

@@ -21,12 +21,12 @@ class Products(Matrices):
             return [ref]
         return [f for a in line.args for f in self.multiplied(a, dtype)] if compute_dtype(t.dtype) == dtype else [ref]
 
-    def split(self, f: Line) -> tuple[list[str], list[str]]:
-        """The factors of a sum that differ from edge to edge, and those that a row's edges share."""
+    def split(self, f: Line, ref: str) -> tuple[list[str], list[str]]:
+        """The factors of what is folded that differ from edge to edge, and those that a row's edges share."""
         dtype = compute_dtype(self.p.types[f.outs[0]].dtype)
-        parts = self.multiplied(f.args[0], dtype)
+        parts = self.multiplied(ref, dtype)
         edge = [r for r in parts if r in self.p.types and self.p.types[r].place not in ("shared", self.work.owner)]
-        if not edge or f.attrs[0] == "shared":
+        if not edge or f.attrs == ("shared", "sum"):
             return parts, []
         return edge, [r for r in parts if r not in edge]
 
@@ -67,19 +67,18 @@ class Products(Matrices):
             texts[0] = f"tl.full((), {texts[0]}, {TRITON[dtype]})"
         return " * ".join(texts)
 
-    def completed(self, k: int, f: Line, state: Value, live: str) -> Value:
+    def completed(self, name: str, common: list[str], out: str, state: Value, live: str) -> Value:
         """A sum whose edges were added, times what they share; a row without edges is 0, whatever that is."""
-        common = self.split(f)[1]
         if not common:
             return state
-        dtype, axes = state.dtype, self.a.axes(f.outs[0])
+        dtype, axes = state.dtype, self.a.axes(out)
         values = [Value(state.text, 1, state.axes, dtype), *[self.value(r) for r in common]]
         text = " * ".join([self.at(v, 1, len(axes), dtype) for v in values])
         if live == "whole":
             some = "(entries > 0)" + ("[:" + ", None" * len(axes) + "]" if axes else "")
             text = f"tl.where({some}, {text}, 0)"
-        self.put(1, f"whole{k} = {text}")
-        return Value(f"whole{k}", 1, axes, dtype)
+        self.put(1, f"{name} = {text}")
+        return Value(name, 1, axes, dtype)
 
     def write_where(self, line: Line) -> Value:
         """x where it is positive, else a share of it, is the larger of both."""

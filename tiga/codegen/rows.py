@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 
+from tiga.codegen.apart_rows import Few, apart
 from tiga.primitives import PRIMITIVES
 from tiga.program import Line, Program, number_text, read_number
 from tiga.types import Total, is_one
@@ -18,15 +19,19 @@ POINTWISE = frozenset([name for name, row in PRIMITIVES.items() if row.elementwi
 SHAPED = frozenset(["to", "spread", "sum", "amax", "amin", "unsqueeze", "squeeze", "expand_like", "zeros_like"])
 NODE = POINTWISE | SHAPED | {"permute", "arange", "size"}
 ALIKE = POINTWISE | {"to", "unsqueeze", "squeeze"}
-SHARED = POINTWISE | {"to", "spread", "unsqueeze", "squeeze", "size"}
+SHARED = POINTWISE | {"to", "spread", "unsqueeze", "squeeze", "size", "vector"}
 """What a kernel computes of node values and of shared ones; torch does the rest once, before it."""
-EDGE = NODE | {"number", "rand", "gather", "linear", "cat", "part", "slice", "unslice", "reshape", "reshape_like"}
+MOVED = {"cat", "part", "slice", "unslice", "reshape", "reshape_like", "column", "stack"}
+EDGE = NODE | MOVED | {"number", "rand", "gather", "linear"}
 # from which argument on an operation reads shapes alone
 SHAPES = {
     **dict.fromkeys(("zeros_like", "size", "arange"), 0),
     **dict.fromkeys(("expand_like", "reshape_like", "unslice", "part", "rand"), 1),
 }
+# arguments that are read where they lie, part by part
+READ = {"linear": 1, "gather": 0, "column": 0, "vector": 0}
 FOLDS = ("sum", "count", "max", "min", "softmax")
+SUMS = ("sum", "columns")
 OTHER_END = {"dst": "src", "src": "dst"}
 
 
@@ -57,7 +62,10 @@ class Pass:
 
 
 class Analysis:
-    def __init__(self, p: Program) -> None:
+    """few: fields whose linear maps are taken apart in each owner's pass; new: the lines that this one got by that."""
+
+    def __init__(self, p: Program, few: Few = (), new: frozenset[str] = frozenset()) -> None:
+        self.few, self.new, self.views = few, new, dict[str, Analysis]()
         self.p, self.lines = p, branches_joined(p, sums_of_rows(p))
         self.defined = {o: line for line in self.lines for o in line.outs}
         self.parent: dict = {}
@@ -102,30 +110,49 @@ class Analysis:
         places = {self.p.types[a].place for a in folded_args(line) if a in self.p.types}
         return line.attrs[0] != "shared" or "edge" in places or {"src", "dst"} <= places
 
+    @functools.cached_property
+    def over(self) -> tuple[Line, ...]:
+        """The folds over edges."""
+        return tuple([line for line in self.lines if self.over_edges(line)])
+
+    @functools.cached_property
+    def first(self) -> str:
+        """The owner that is visited first, with sums over all edges."""
+        owners = {owner_of(line) for line in self.over}
+        return "dst" if "dst" in owners or "src" not in owners else "src"
+
+    def view(self, owner: str) -> Analysis:
+        """The program as the pass of an owner computes it."""
+        if not self.few:
+            return self
+        if owner not in self.views:
+            self.views[owner] = Analysis(*apart(self.p, owner, self.few, owner == self.first))
+        return self.views[owner]
+
     def passes(self) -> tuple[Pass, ...]:
         p = self.p
         if p.batch:
             raise Refused("a batch dimension (vmap)")
-        folds = [line for line in self.lines if self.over_edges(line)]
-        for line in folds:
+        for line in self.over:
             if line.op == "scan" and (line.attrs[0] != "forward" or len(line.outs) > int(line.attrs[2])):
                 raise Refused("what a user's reducer leaves at every edge, for its gradient")
             if line.op == "reduce" and line.attrs[0] != "shared" and line.attrs[1] not in FOLDS:
                 raise Refused(f"the reducer {line.attrs[1]} to {line.attrs[0]}")
         stored = tuple(dict.fromkeys([r for r in p.returns if p.types[r].place == "edge"]))
-        shared = tuple([line for line in folds if line.attrs[0] == "shared"])
-        owned = {owner: tuple([x for x in folds if owner_of(x) == owner]) for owner in ("dst", "src")}
-        first = "dst" if owned["dst"] or not owned["src"] else "src"
+        views = {owner: self.view(owner) for owner in ("dst", "src")}
+        owned = {owner: tuple([x for x in a.over if owner_of(x) == owner]) for owner, a in views.items()}
         # sums of matrices take most registers: they are visited for themselves
-        large = tuple([line for line in shared if line.attrs[1] != "sum"])
-        small = tuple([line for line in shared if line.attrs[1] == "sum"])
+        small, large = (
+            tuple([x for x in views[owner].over if x.attrs[0] == "shared" and (x.attrs[1] in SUMS) == few])
+            for owner, few in ((self.first, True), ("dst", False))
+        )
         passes = [
-            self.one(owner, owned[owner], small if owner == first else (), stored if owner == first else ())
-            for owner in ("dst", "src")
-            if owned[owner] or (owner == first and (small or stored))
+            views[owner].one(owner, owned[owner], *((small, stored) if owner == self.first else ((), ())))
+            for owner in views
+            if owned[owner] or (owner == self.first and (small or stored))
         ]
         passes = self.exported(passes)
-        return (*passes, self.one("dst", (), large, ())) if large else tuple(passes)
+        return (*passes, views["dst"].one("dst", (), large, ())) if large else tuple(passes)
 
     def one(self, owner: str, folds: tuple, shared: tuple, stored: tuple) -> Pass:
         found = _Closure(self, owner)
@@ -155,7 +182,8 @@ class Analysis:
         if len(passes) < 2:
             return passes
         one, two = passes
-        own = {line.outs[0] for line in one.lines if self.p.types[line.outs[0]].place == one.owner}
+        types = self.view(one.owner).p.types
+        own = {line.outs[0] for line in one.lines if types[line.outs[0]].place == one.owner}
         more = tuple([r for r in two.inputs if r in own and r not in one.results])
         return [replace(one, results=(*one.results, *more)), two]
 
@@ -177,7 +205,7 @@ class _Closure:
             if line.op not in EDGE:
                 raise Refused(f"{line.op} on the edge")
             self.compute(line)
-        elif line is not None and (self.fits(ref) or len(self.sources(ref)) == 1):
+        elif line is not None and (ref in self.a.new or self.fits(ref) or len(self.sources(ref)) == 1):
             self.compute(line)
         else:
             self.inputs[ref] = None
@@ -185,7 +213,7 @@ class _Closure:
     def compute(self, line: Line) -> None:
         self.computed.add(line.outs[0])
         for k, a in enumerate(read_args(line)):
-            if (line.op == "linear" and k == 1) or (line.op == "gather" and k == 0):
+            if READ.get(line.op) == k:
                 self.inputs[a] = None  # a matrix, a table: read where it lies
             else:
                 self.need(a)

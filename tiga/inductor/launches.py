@@ -17,6 +17,7 @@ from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from tiga.codegen.apart_rows import few
 from tiga.codegen import calls, launch, launch_rows
 from tiga.codegen.kernels import Runner, compiled, keep, multiprocessors, runner
 from tiga.codegen.launch_hopper import takes
@@ -119,7 +120,7 @@ class Writer:
             call = calls.Call(self.p, tensors, tuple(ints), scalars, outputs)
             tiles.visit(plan, kernels, call, tensors, scalars, self.tile_work)
             return
-        planned = rows.planned(self.p)
+        planned = rows.planned(self.p, few(self.p, [t.shape for t in tensors[: len(self.p.operands)]]))
         if planned.reason:
             raise Unfit(planned.reason)
         TracedRows(self, tensors, ints, scalars, outputs, planned).run()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tiga import passes
+from tiga.codegen.apart_rows import Few, few
 from tiga.codegen.launch_rows import Lists, Noted, Prepared, launch, layout_key, prepare
 from tiga.codegen.replay import Source, Tape
 from tiga.codegen.rows import Analysis, Pass, Refused, around, read_args
@@ -39,13 +40,14 @@ class Planned:
 
 
 @functools.lru_cache(4096)
-def planned(p: Program) -> Planned:
+def planned(p: Program, maps: Few = ()) -> Planned:
+    """maps: what apart_rows.few says of the operands' shapes."""
     if p.kind != "csr":
         return Planned(reason=f"a {p.kind} relation")
     try:
-        analysis = Analysis(p)
+        analysis = Analysis(p, maps)
         works = analysis.passes()
-        ready = tuple([prepare(analysis, work) for work in works])
+        ready = tuple([prepare(analysis.view(work.owner), work) for work in works])
     except Refused as e:
         return Planned(reason=str(e))
     early, late = around(analysis, works)
@@ -69,7 +71,7 @@ def run(
     tape: Tape | None = None,
 ) -> str:
     """Fill `outputs` and give "", or say why no kernel fits."""
-    plan = planned(p)
+    plan = planned(p, few(p, [t.shape for t in tensors[: len(p.operands)]]))
     if plan.reason:
         return plan.reason
     try:

@@ -1,0 +1,298 @@
+"""Linear maps of few inputs on the edge, taken apart: W a is the sum over t of a[t] W[:, t].
+
+Each term is a number of the edge times a vector that all edges share, so that a pass that owns the other factor
+multiplies by the vector once a row, where it would for every edge:
+
+    sum_c (k + W a)[c] q[c]   =  sum_c k[c] q[c] + sum_t a[t] (sum_c W[c, t] q[c])       inner products
+    sum_e p_e (k_e + W a_e)   =  sum_e p_e k_e + sum_t W[:, t] (sum_e p_e a_e[t])        folds
+    sum_e (p_e q) a_e^T       =  q (sum_e p_e a_e)^T                                     the gradient of W
+    W^T (p_e q)               =  p_e (W^T q)                                             the gradient of a
+
+These are lines of the same program, by other names; what no rule takes apart is the sum of its terms at every edge.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from tiga.infer import infer
+from tiga.program import Line, Program, evaluate_size, read_number
+from tiga.types import Type, compute_dtype, is_one
+
+MOST = 8
+"""Inputs of a map, at most: of each a kernel holds a vector, and of the gradient another."""
+Few = tuple[tuple[str, int], ...]
+"""Fields of edges that are such inputs, and how many numbers each has."""
+
+
+@functools.lru_cache(4096)
+def _inputs(p: Program) -> tuple[tuple[str, Any], ...]:
+    """The fields that linear maps of a program read: none, if a map reads anything else."""
+    if p.batch or any([line.op == "scan" for line in p.lines]):
+        return ()
+    fields = {o.ref for o in p.operands if o.place == "edge" and len(o.sizes) == 1}
+    read = {line.args[0]: line.args[1] for line in p.lines if line.op == "linear" and line.args[0] in fields}
+    matrices = {o.ref for o in p.operands if o.place == "shared"} & set(read.values())
+    for line in p.lines:
+        if line.op == "linear" and not (line.args[1] in matrices or transposed(p, line.args[1]) in matrices):
+            return ()
+        if line.op == "linear" and line.args[1] in matrices and line.args[0] not in fields:
+            return ()
+    return tuple([(x, p.types[x].sizes[0]) for x in read])
+
+
+def few(p: Program, shapes: Sequence[Any]) -> Few:
+    """The inputs of a program's maps at operands of these shapes, where all of them are few."""
+    found = tuple([(x, int(evaluate_size(size, tuple(shapes), p.operands))) for x, size in _inputs(p)])
+    return found if all([0 < n <= MOST for _, n in found]) else ()
+
+
+def transposed(p: Program, ref: str) -> str:
+    line = p.definitions.get(ref)
+    return line.args[0] if line is not None and (line.op, line.attrs) == ("permute", ("-1", "-2")) else ""
+
+
+def apart(p: Program, owner: str, few: Few, sums: bool) -> tuple[Program, frozenset[str]]:
+    """The program for the pass of an owner, and the names of its new lines; sums: that pass has those over all edges."""
+    work = Apart(p, owner, dict(few), sums)
+    return dataclasses.replace(p, lines=tuple(work.lines), types=work.types, definitions=work.defined), frozenset(
+        work.new
+    )
+
+
+class Apart:
+    def __init__(self, p: Program, owner: str, few: dict[str, int], sums: bool) -> None:
+        self.p, self.owner, self.few, self.sums = p, owner, few, sums
+        self.types, self.lines, self.new = dict(p.types), [], set[str]()
+        self.same: dict[tuple, str] = {}
+        self.maps: dict[str, Line] = {}
+        self.matrices = {line.args[1]: few[line.args[0]] for line in p.lines if line.op == "linear" and line.args[0] in few}
+        for line in p.lines:
+            if not self.taken(line):
+                self.lines.append(line)
+        self.defined = {o: line for line in self.lines for o in line.outs}
+
+    # Lines.
+
+    def put(self, op: str, args: tuple, attrs: tuple = (), known: Type | None = None, out: str = "") -> str:
+        """A line's result, by the name asked for; the same line is written once."""
+        key = (op, args, attrs, known)
+        if not out and key in self.same:
+            return self.same[key]
+        t = known or infer(Line((), op, args, attrs), tuple([self.type(a) for a in args]), lambda a, b: None)[0]
+        name = out or f"%{len(self.p.types) + len(self.new)}a"
+        self.types[name] = t
+        self.lines.append(Line((name,), op, args, attrs))
+        if not out:
+            self.same[key] = name
+            self.new.add(name)
+        return name
+
+    def type(self, ref: str) -> Type:
+        number = read_number(ref) if ref not in self.types else None
+        return self.types[ref] if number is None else Type("shared", "i64" if isinstance(number, int) else "f64", (), True)
+
+    def joined(self, op: str, refs: list[str], out: str = "") -> str:
+        """A sum or a product of values, by the name asked for."""
+        while len(refs) > 2:
+            refs = [self.put(op, (refs[0], refs[1])), *refs[2:]]
+        if len(refs) == 2:
+            return self.put(op, (refs[0], refs[1]), out=out)
+        return self.put("to", (refs[0],), (self.types[out].dtype,), out=out) if out else refs[0]
+
+    def column(self, x: str, t: int) -> str:
+        return self.put("column", (x,), (str(t),), Type("edge", self.types[x].dtype, ()))
+
+    def vector(self, w: str, t: int, sizes: tuple) -> str:
+        """W[:, t], in the sizes that its map's result is read with."""
+        return self.put("vector", (w,), (str(t), str(self.matrices[w])), Type("shared", self.types[w].dtype, sizes))
+
+    def products(self, name: str) -> list[tuple[str, str]]:
+        """The terms of a map: (number of the edge, vector of all)."""
+        x, w = self.maps[name].args
+        return [(self.column(x, t), self.vector(w, t, self.types[name].sizes)) for t in range(self.few[x])]
+
+    # What a value is made of.
+
+    def at_edge(self, ref: str) -> bool:
+        return self.type(ref).place not in ("shared", self.owner)
+
+    def terms(self, ref: str) -> list[str]:
+        line, t = self.p.definitions.get(ref), self.type(ref)
+        if line is None or line.op != "add" or ref in self.maps or t.place != "edge":
+            return [ref]
+        if any([a not in self.types or self.types[a].weak for a in line.args]):
+            return [ref]
+        return [x for a in line.args for x in self.terms(a)]
+
+    def factors(self, ref: str) -> list[str]:
+        line, t = self.p.definitions.get(ref), self.type(ref)
+        if line is None or line.op != "mul" or t.place != "edge":
+            return [ref]
+        return [x for a in line.args for x in self.factors(a)]
+
+    def split(self, ref: str) -> tuple[list[str], list[str], list[str]] | None:
+        """(factors, maps, terms) of a value that is a product with one sum of maps and other terms."""
+        factors = self.factors(ref)
+        sums = [(f, self.terms(f)) for f in factors]
+        found = [(f, terms) for f, terms in sums if any([x in self.maps for x in terms])]
+        if len(found) != 1:
+            return None
+        z, terms = found[0]
+        if factors.count(z) > 1:
+            return None
+        return [f for f in factors if f != z], [x for x in terms if x in self.maps], [x for x in terms if x not in self.maps]
+
+    def like(self, refs: list[str], out: str) -> bool:
+        """Whether the sum of these is of the type that is known by this name."""
+        types, t = [self.type(r) for r in refs], self.types[out]
+        rank = len(t.sizes)
+        ones = [all([len(x.sizes) < back or is_one(x.sizes[-back]) for x in types]) for back in range(1, rank + 1)]
+        wide = [is_one(t.sizes[-back]) for back in range(1, rank + 1)]
+        return all([len(x.sizes) <= rank for x in types]) and ones == wide
+
+    # Rules: each says whether it took the line apart.
+
+    def taken(self, line: Line) -> bool:
+        rule = {"linear": self.linear, "reshape": self.reshape, "sum": self.inner, "reduce": self.fold}.get(line.op)
+        kept = len(self.lines), dict(self.types), set(self.new), dict(self.same)
+        if rule is None:
+            return False
+        if rule(line):
+            return True
+        at, self.types, self.new, self.same = kept
+        del self.lines[at:]
+        return False
+
+    def linear(self, line: Line) -> bool:
+        x, w = line.args
+        if x not in self.few:
+            return self.sums and transposed(self.p, w) in self.matrices and self.back(line, transposed(self.p, w))
+        self.maps[line.outs[0]] = line
+        readers = [r for r in self.p.lines if line.outs[0] in r.args]
+        # others read its shape alone
+        return any([r.op not in ("reshape", "reshape_like") for r in readers]) and self.whole(line)
+
+    def reshape(self, line: Line) -> bool:
+        if line.args[0] not in self.maps:
+            return False
+        self.maps[line.outs[0]] = self.maps[line.args[0]]
+        return self.whole(line)
+
+    def whole(self, line: Line) -> bool:
+        """A map's result at every edge."""
+        out = line.outs[0]
+        self.joined("add", [self.put("mul", pair) for pair in self.products(out)], out)
+        return True
+
+    def inner(self, line: Line) -> bool:
+        """A sum over features of a product with what the owner holds."""
+        found = self.split(line.args[0]) if line.attrs == ("-1",) else None
+        if found is None or any([self.at_edge(f) for f in found[0]]):
+            return False
+        factors, maps, rest = found
+        pieces = []
+        if rest:
+            pieces.append(self.put("sum", (self.joined("mul", [self.joined("add", rest), *factors]),), ("-1",)))
+        for name in maps:
+            for number, vector in self.products(name):
+                pieces.append(self.put("mul", (number, self.put("sum", (self.joined("mul", [vector, *factors]),), ("-1",)))))
+        if not self.like(pieces, line.outs[0]):
+            return False
+        self.joined("add", pieces, line.outs[0])
+        return True
+
+    def fold(self, line: Line) -> bool:
+        place, name = line.attrs
+        if place == "shared":
+            return self.sums and name == "dot" and line.args[1] in self.few and self.outer(line)
+        if place != self.owner or name not in ("sum", "softmax"):
+            return False
+        found = self.split(line.args[-1])
+        if found is None:
+            return False
+        factors, maps, rest = found
+        edge = [f for f in factors if self.at_edge(f)]
+        row = [f for f in factors if f not in edge]
+        wide = sum([not is_one(s) for s in self.types[maps[0]].sizes])
+        if any([sum([not is_one(s) for s in self.type(f).sizes]) >= wide for f in edge]):
+            return False
+        values = [self.joined("mul", [self.joined("add", rest), *factors])] if rest else []
+        values += [
+            self.joined("mul", [*edge, number, vector, *row]) for m in maps for number, vector in self.products(m)
+        ]
+        if not self.like([*values, *line.args[:-1]], line.outs[0]):
+            return False
+        if name == "sum":
+            folds = [self.put("reduce", (v,), line.attrs) for v in values]
+        elif factors:
+            return False
+        else:
+            folds = self.softmax(line, values)
+        self.joined("add", folds, line.outs[0])
+        return True
+
+    def softmax(self, line: Line, values: list[str]) -> list[str]:
+        """One softmax of several values: its results are the first's, lse, the others'."""
+        score, outs = line.args[0], []
+        for v in values:
+            t = infer(line, (self.type(score), self.type(v)), lambda a, b: None)[0]
+            outs.append(f"%{len(self.p.types) + len(self.new)}a")
+            self.types[outs[-1]] = t
+            self.new.add(outs[-1])
+        self.lines.append(Line((outs[0], line.outs[1], *outs[1:]), "reduce", (score, *values), line.attrs))
+        return outs
+
+    def parts(self, ref: str) -> list[tuple[list[str], list[str]]]:
+        """The terms of a value, of each the factors at edges and the owner's."""
+        line = self.p.definitions.get(ref)
+        while line is not None and line.op in ("reshape_like", "reshape") and self.type(ref).place == "edge":
+            ref, line = line.args[0], self.p.definitions.get(line.args[0])
+        found = []
+        for term in self.terms(ref):
+            factors = self.factors(term)
+            edge = [f for f in factors if self.at_edge(f)]
+            found.append((edge, [f for f in factors if f not in edge]))
+        return found
+
+    def outer(self, line: Line) -> bool:
+        """The gradient of a matrix, column by column: sums over edges of products."""
+        g, x = line.args
+        values = []
+        for t in range(self.few[x]):
+            values += [self.joined("mul", [*edge, self.column(x, t), *row]) for edge, row in self.parts(g)]
+        t = self.type(self.source(g))
+        if not all([self.like([v], self.source(g)) for v in values]) or compute_dtype(t.dtype) != self.types[line.outs[0]].dtype:
+            return False
+        self.lines.append(Line(line.outs, "reduce", tuple(values), ("shared", "columns", str(self.few[x]))))
+        return True
+
+    def source(self, ref: str) -> str:
+        """The value that a reshaped one was."""
+        line = self.p.definitions.get(ref)
+        while line is not None and line.op in ("reshape_like", "reshape") and self.type(ref).place == "edge":
+            ref, line = line.args[0], self.p.definitions.get(line.args[0])
+        return ref
+
+    def back(self, line: Line, w: str) -> bool:
+        """The gradient of a map's inputs, one by one."""
+        g = self.source(line.args[0])
+        sizes, columns = self.types[g].sizes, []
+        if len(self.types[line.outs[0]].sizes) != 1:
+            return False
+        for t in range(self.matrices[w]):
+            vector, pieces = self.vector(w, t, sizes), []
+            for edge, row in self.parts(line.args[0]):
+                own, rank = self.joined("mul", [vector, *row]), len(sizes)
+                if edge and all([not self.type(f).sizes or is_one(self.type(f).sizes[-1]) for f in edge]):
+                    own = self.put("unsqueeze", (self.put("sum", (own,), ("-1",)),), ("-1",))
+                piece = self.joined("mul", [*edge, own])
+                for _ in range(rank):
+                    piece = self.put("sum", (piece,), ("-1",))
+                pieces.append(piece)
+            columns.append(self.joined("add", pieces))
+        self.lines.append(Line(line.outs, "stack", tuple(columns)))
+        return True
