@@ -232,7 +232,8 @@ class Apart:
             return False
         else:
             folds = self.softmax(line, values)
-        self.joined("add", folds, line.outs[0])
+        total = self.joined("add", folds)
+        self.put("some", (total,), known=self.types[line.outs[0]], out=line.outs[0])
         return True
 
     def softmax(self, line: Line, values: list[str]) -> list[str]:

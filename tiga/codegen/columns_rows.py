@@ -66,6 +66,11 @@ class Columns(Products):
         texts = [self.full(self.value(a), 2, ()) + f".to({TRITON[dtype]})" for a in line.args]
         return self.new(line, 2, axes, dtype, stacked(texts, "R, BLOCK_E"))
 
+    def write_some(self, line: Line) -> Value:
+        """A row's value, 0 where it has no edges, whatever that is."""
+        v = self.value(line.args[0])
+        return self.new(line, 1, v.axes, v.dtype, f"rows_only({v.text}, entries)" if self.ending == "whole" else v.text)
+
     # Softmaxes of several values.
 
     def weighed(self, f: Line) -> list[tuple]:
@@ -102,7 +107,8 @@ class Columns(Products):
         dtype, count = compute_dtype(self.p.types[f.outs[0]].dtype), int(f.attrs[2])
         terms, begin, names = len(f.args) // count, [], []
         axes = self.a.axes(f.args[0])
-        note = " ".join([*f.attrs[:2], f.outs[0]])
+        note, put = " ".join([*f.attrs[:2], f.outs[0]]), self.body.finish.append
+        added: dict[str, list[str]] = {}
         for t in range(count):
             name = f"all{k}_{t}"
             names.append(name)
@@ -119,9 +125,11 @@ class Columns(Products):
                     self.row_sums.append((self.summed[x], own, dtype))
                     self.body.edge.append(f"{self.summed[x]} += tl.sum({x}, 1)   # {note}")
                 values = [Value(self.summed[x], 1, own, dtype), *[self.value(r) for r in common]]
-                text = " * ".join([self.at(v, 1, len(axes), dtype) for v in values])
-                some = "(entries > 0)[:" + ", None" * len(axes) + "]"
-                self.body.finish.append(f"{name} += tl.where({some}, {text}, 0)   # {note}")
+                added.setdefault(name, []).append(" * ".join([self.at(v, 1, len(axes), dtype) for v in values]))
+        if added:
+            put("if tl.max(entries, 0) > 0:")
+            for name, texts in added.items():
+                put(f"    {name} += rows_only({' + '.join(texts)}, entries)   # {note}")
         real = [a for a in axes if a != 1]
         rows, wide = self.area(real), power_of_two(count)
         base = self.argument(f"all{k}_parts", "parts", f.outs[0])

@@ -62,13 +62,15 @@ def offset(row, WIDE: tl.constexpr):
 
 
 @triton.jit
-def edge_numbers(number_of, entry, live, NUMBERED: tl.constexpr):
-    """The numbers of the edges: of the entries themselves where none are given."""
+def edge_numbers(number_of, entry, live, num_edges, NUMBERED: tl.constexpr):
+    """The numbers of the edges, the entries themselves where none are given, and which of these are edges."""
     if NUMBERED:
-        number = tl.load(number_of + entry, mask=live, other=-1).to(tl.int64)
+        number = tl.load(number_of + entry, mask=live, other=-1)
+        live = live & within(number, num_edges)
+        number = number.to(tl.int64)
     else:
         number = entry
-    return number
+    return number, live
 
 
 @triton.jit
@@ -78,6 +80,15 @@ def edge_at(x, TURN: tl.constexpr):
     for _ in tl.static_range(len(x.shape) - 2):
         k = tl.expand_dims(k, -1)
     return tl.sum(tl.where(k == TURN, x, 0), 1)
+
+
+@triton.jit
+def rows_only(x, entries):
+    """[R, *features], 0 in rows without edges."""
+    some = entries > 0
+    for _ in tl.static_range(len(x.shape) - 1):
+        some = tl.expand_dims(some, -1)
+    return tl.where(some, x, 0)
 
 
 # Memory.

@@ -36,7 +36,7 @@ PIECES = (
         "expm1",
         "extreme_step",
     ),
-    *("hash_uniform", "largest", "load_features", "log1p", "moved", "only", "outer", "pow", "product", "remainder"),
+    *("hash_uniform", "largest", "load_features", "log1p", "moved", "only", "outer", "pow", "product", "remainder", "rows_only"),
     *("round_even", "sign", "sinh", "smallest", "softmax_end", "softmax_merge", "softmax_step", "softmax_weights"),
     *("store_features", "weights_merge", "reshaped", "tan", "tanh", "trunc", "work_items"),
 )
@@ -58,7 +58,8 @@ class State:
 @dataclass(frozen=True)
 class Source:
     """text; arguments: (name, what, ...) of each, in order; axes: whose sizes and blocks are constants; factors: the
-    dimensions of matrix products among them; apart: matrices that are read column by column.
+    dimensions of matrix products among them; apart: matrices that are read column by column; gathered:
+    fields that are read at every edge.
     """
 
     text: str
@@ -67,6 +68,7 @@ class Source:
     states: tuple[tuple[State, ...], ...]
     factors: tuple
     apart: frozenset = frozenset()
+    gathered: frozenset = frozenset()
 
 
 class Emitter(Columns):
@@ -173,6 +175,7 @@ class Emitter(Columns):
             self.states,
             tuple(self.factors),
             frozenset([w for w, _ in self.vectors]),
+            frozenset(self.gathered),
         )
 
     def items(self) -> list[str]:
@@ -184,8 +187,7 @@ class Emitter(Columns):
         rows = ["entry, far, live = edges_from(col, first, entries, at, num_far, WIDE, BLOCK_E)"]
         if self.numbers:
             rows += [
-                "number = edge_numbers(number_of, entry, live, NUMBERED)",
-                "live = live & within(number, num_edges)",
+                "number, live = edge_numbers(number_of, entry, live, num_edges, NUMBERED)",
                 "number_at = offset(number, WIDE)",
             ]
         return rows + self.body.edge
@@ -306,7 +308,7 @@ class Emitter(Columns):
 
     def finish(self, live: str) -> None:
         """What the states come to, the lines that follow, and what is stored of it."""
-        self.finishing = True
+        self.finishing, self.ending = True, live
         put = self.body.finish.append
         for k, (f, states) in enumerate(zip(self.work.folds, self.states)):
             names = [s.name for s in states]

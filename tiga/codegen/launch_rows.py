@@ -348,7 +348,7 @@ def arguments(
 def lanes(source: Source, plan: Plan, tensors: dict) -> int:
     """How many numbers of a vector a thread takes, where a program's rows of the widest ones fill its warps.
 
-    At most 16 bytes of each vector; 0 leaves it to Triton, where that is what it does anyway and where a vector's
+    At most 16 bytes of each vector that edges gather, or of all where they gather none; 0 leaves it to Triton, where that is what it does anyway and where a vector's
     numbers do not lie side by side.
     """
     wide = {}
@@ -360,12 +360,15 @@ def lanes(source: Source, plan: Plan, tensors: dict) -> int:
     widths = [math.prod([block(n) for n, _ in features]) for _, features in wide.values()]
     most = max(widths, default=1)
     each, usual = most * plan.rows // (32 * plan.warps), set()
-    for (t, features), width in zip(wide.values(), widths):
+    at_edges = [2 * width >= most and name[1] in source.gathered for name, width in zip(wide, widths)]
+    for (t, features), width, gathered in zip(wide.values(), widths, at_edges):
         if 2 * width >= most:
             last = [(n, s) for n, s in features if n != 1][-1:]
             if not last or last[0][1] != 1:
                 return 0
-            each = min(each, 16 // t.element_size(), block(last[0][0]))
+            if gathered or not any(at_edges):
+                each = min(each, 16 // t.element_size())
+            each = min(each, block(last[0][0]))
             usual.add(16 // t.element_size())
     return 0 if usual == {each} else each
 

@@ -59,11 +59,12 @@ class Lines:
         self.offsets: dict[tuple, str] = {}
         self.squeezed: dict[str, tuple[Value, int]] = {}
         self.counter = itertools.count()
-        self.finishing = False
+        self.finishing, self.ending = False, ""  # rows that end are "whole", or "here", joined of pieces
         self.numbers = False
         self.row_sums: list[tuple] = []  # (name, axes, dtype) of sums over a row's edges that are no fold's
         self.weights: dict[tuple, str] = {}
         self.factors: list[Any] = []  # axes of matrix products
+        self.gathered: set[str] = set()  # fields that edges read
 
     # Names and shapes.
 
@@ -166,6 +167,8 @@ class Lines:
         row = {self.work.owner: "row", "edge": "number_at"}.get(t.place, "far")
         live = "here" if lead == 1 else "live"
         self.numbers = self.numbers or t.place == "edge"
+        if lead == 2:
+            self.gathered.add(ref)
         return self.load(lead, f"{base}, {row} * {stride}, {live}", base, ref, axes, t.dtype)
 
     def shared(self, ref: str, t: Type, axes: tuple) -> Value:

@@ -74,7 +74,7 @@ class Products(Matrices):
         dtype, axes = state.dtype, self.a.axes(out)
         values = [Value(state.text, 1, state.axes, dtype), *[self.value(r) for r in common]]
         text = " * ".join([self.at(v, 1, len(axes), dtype) for v in values])
-        if live == "whole":
+        if live == "whole" and out not in self.a.new:
             some = "(entries > 0)" + ("[:" + ", None" * len(axes) + "]" if axes else "")
             text = f"tl.where({some}, {text}, 0)"
         self.put(1, f"{name} = {text}")

@@ -17,7 +17,7 @@ from tiga.types import Total, is_one
 
 POINTWISE = frozenset([name for name, row in PRIMITIVES.items() if row.elementwise])
 SHAPED = frozenset(["to", "spread", "sum", "amax", "amin", "unsqueeze", "squeeze", "expand_like", "zeros_like"])
-NODE = POINTWISE | SHAPED | {"permute", "arange", "size"}
+NODE = POINTWISE | SHAPED | {"permute", "arange", "size", "some"}
 ALIKE = POINTWISE | {"to", "unsqueeze", "squeeze"}
 SHARED = POINTWISE | {"to", "spread", "unsqueeze", "squeeze", "size", "vector"}
 """What a kernel computes of node values and of shared ones; torch does the rest once, before it."""
