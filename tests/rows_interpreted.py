@@ -263,3 +263,64 @@ def test_neighbours_are_computed_in_the_kernels():
     before = passes.COUNTS["launch-rows"]
     test_fusion.test_a_layer_over_listed_edges()
     assert passes.COUNTS["launch-rows"] - before >= 4
+
+
+class Projected(tg.MessagePassing):
+    """Keys and values with what a map makes of an edge's few attributes."""
+
+    reducer = tg.online_softmax()
+
+    def edge(self, src, dst, edge, weight, scale):
+        added = torch.nn.functional.linear(edge.a, weight).unflatten(-1, src.key.shape[1:])
+        return self.reducer(((src.key + added) * dst.query).sum(-1) * scale, src.value + added)
+
+
+class Mixed(tg.MessagePassing):
+    """Maps alone and beside other terms: in products with both ends, in sums, under a nonlinear function."""
+
+    reducer = tg.sum()
+
+    def edge(self, src, dst, edge, weight, other):
+        added, more = (torch.nn.functional.linear(edge.a, w) for w in (weight, other))
+        bent = leaky_relu(src.x + dst.y + added, 0.2)
+        gate = (added * dst.y * 0.5).sum(-1, keepdim=True)
+        return self.reducer(gate * (more + src.x)), self.reducer(bent), self.reducer(added * dst.y)
+
+
+@pytest.mark.parametrize("count, heads, width", [(2, 2, 3), (3, 3, 5), (4, 2, 4), (8, 1, 3)])
+def test_maps_of_few_inputs(count, heads, width, monkeypatch):
+    monkeypatch.setattr(preparation, "SPLIT", 3)
+    graph, edges = listed([(e % 6, e * e % 4) for e in range(23)])  # row 4 is empty
+    key, value = fields(6, heads, width, count=2)
+    query, a, weight = fields(5, heads, width), fields(23, count), fields(heads * width, count)
+    uniform = {"weight": weight, "scale": 0.3}
+    found = both(Projected(), graph, edges, {"key": key, "value": value}, {"query": query}, uniform, {"a": a}, again=True)
+    assert_same(*found)
+    text = [k.main.text for run in launch_rows._records for k in [run[0]]]
+    assert any("softmax_weights" in t for t in text) and any("tl.join" in t for t in text)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_maps_beside_other_terms(count, monkeypatch):
+    monkeypatch.setattr(preparation, "SPLIT", 3)
+    graph, edges = listed([(e % 6, e * e % 4) for e in range(23)])
+    x, y, a, weight, other = fields(6, 5), fields(5, 5), fields(23, count), fields(5, count), fields(5, count)
+    src, dst, edge, uniform = {"x": x}, {"y": y}, {"a": a}, {"weight": weight, "other": other}
+    inputs = [x, y, a, weight, other]
+    ours = Mixed()(graph=graph, src=src, dst=dst, edge=edge, **uniform)
+    theirs = oracle.message_passing(Mixed(), edges, ("dst",) * 3, src, dst, edge, uniform)
+    assert_same([*ours, *gradients(ours, inputs)], [*theirs, *gradients(theirs, inputs)])
+
+
+def test_rows_without_edges_are_0_whatever_a_map_holds():
+    graph, _ = listed([(e % 6, e * e % 4) for e in range(23)])
+    key, value = fields(6, 2, 3, count=2)
+    query, a, weight = fields(5, 2, 3), fields(23, 3), torch.full((6, 3), torch.inf, dtype=torch.float64)
+    given = {"graph": graph, "src": {"key": key, "value": value}, "dst": {"query": query}, "edge": {"a": a}}
+    assert not Projected()(**given, weight=weight, scale=0.3)[4].any()
+    with torch.no_grad():
+        query[4], weight[:] = torch.nan, 1.0
+    weight.requires_grad_()
+    out = Projected()(**given, weight=weight, scale=0.3)
+    (back,) = torch.autograd.grad(out.sum(), weight)
+    assert back.isfinite().all() and not out[4].any()
