@@ -18,7 +18,7 @@ from torch import Tensor
 from tiga import passes
 from tiga.codegen.emit_rows import Emitter, Source
 from tiga.codegen.kernels import Runner, bare, compiled, float32_setting, keep, load, multiprocessors, precision
-from tiga.codegen.plan_rows import Plan, bucket, plans, programs
+from tiga.codegen.plan_rows import Plan, bucket, plans, programs, whole_waves
 from tiga.codegen.replay import Source as Origin
 from tiga.codegen.replay import Tape
 from tiga.codegen.rows import Analysis, Pass, Refused
@@ -254,6 +254,8 @@ def recorded(
     if best is None:
         raise Refused("no plan fits this program's widths on this device")
     main, plan = best
+    if most and main.kernel is not None:
+        most = whole_waves(most, main.kernel.n_regs, plan.warps, multiprocessors(device))
     end = None
     if cut and ready.merge is not None:
         end = made(ready.merge, merging(plan), every, constants, sizes, device, compiling)

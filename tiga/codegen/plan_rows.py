@@ -96,6 +96,12 @@ def programs(groups: Any, processors: int, most: int = 0, larger: Any = max, sma
     return smaller(found, most) if most else found
 
 
+def whole_waves(most: int, registers: int, warps: int, processors: int) -> int:
+    """At most so many programs, as many as run at once or a multiple of that: none of them waits for the last ones."""
+    at_once = processors * max(1, min(32, 64 // warps, 65536 // (-(-registers // 8) * 8 * 32 * warps)))
+    return most - most % at_once if most > at_once else most
+
+
 def _power(x: float) -> int:
     """The least power of two that is not below x."""
     return 1 << max(0, int(-(-x // 1)) - 1).bit_length()
