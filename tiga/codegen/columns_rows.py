@@ -107,8 +107,8 @@ class Columns(Products):
         dtype, count = compute_dtype(self.p.types[f.outs[0]].dtype), int(f.attrs[2])
         terms, begin, names = len(f.args) // count, [], []
         axes = self.a.axes(f.args[0])
-        note, put = " ".join([*f.attrs[:2], f.outs[0]]), self.body.finish.append
-        added: dict[str, list[str]] = {}
+        note = " ".join([*f.attrs[:2], f.outs[0]])
+        added: list[str] = []
         for t in range(count):
             name = f"all{k}_{t}"
             names.append(name)
@@ -124,12 +124,11 @@ class Columns(Products):
                     self.summed[x] = self.name("each")
                     self.row_sums.append((self.summed[x], own, dtype))
                     self.body.edge.append(f"{self.summed[x]} += tl.sum({x}, 1)   # {note}")
-                values = [Value(self.summed[x], 1, own, dtype), *[self.value(r) for r in common]]
-                added.setdefault(name, []).append(" * ".join([self.at(v, 1, len(axes), dtype) for v in values]))
+                texts = [self.at(self.value(r), 1, len(axes), dtype) for r in common]
+                each = self.at(Value(self.summed[x], 1, own, dtype), 1, len(axes))
+                added.append(f"    {name} = added({name}, {each}, {' * '.join(texts)}, entries)   # {note}")
         if added:
-            put("if tl.max(entries, 0) > 0:")
-            for name, texts in added.items():
-                put(f"    {name} += rows_only({' + '.join(texts)}, entries)   # {note}")
+            self.body.finish += ["if tl.max(entries, 0) > 0:", *added]
         real = [a for a in axes if a != 1]
         rows, wide = self.area(real), power_of_two(count)
         base = self.argument(f"all{k}_parts", "parts", f.outs[0])

@@ -7,6 +7,7 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 LOG2E = tl.constexpr(1.4426950408889634)
+FEW = tl.constexpr(8)  # edges, up to which their numbers are loaded one by one
 NOWHERE = tl.constexpr(0x7FFFFFFFFFFFFFFF)  # the number of an edge that is none
 
 
@@ -19,13 +20,20 @@ def work_items(items, group, num_items, num_own, num_edges, num_slots, R: tl.con
 
     An item that names what does not exist is padding too.
     """
-    at = (tl.full((), 0, tl.int64) + group) * R + tl.arange(0, R)
-    here = at < num_items
-    item = items + at * 4
-    row = tl.load(item, mask=here, other=-1)
-    first = tl.load(item + 1, mask=here, other=0)
-    last = tl.load(item + 2, mask=here, other=0)
-    slot = tl.load(item + 3, mask=here, other=-1)
+    at = (tl.full((), 0, tl.int64) + group) * R
+    if R == 1:  # numbers of the whole program, whatever threads hold of its tiles
+        item = items + at * 4
+        row = tl.full([1], tl.load(item), items.dtype.element_ty)
+        first = tl.full([1], tl.load(item + 1), items.dtype.element_ty)
+        last = tl.full([1], tl.load(item + 2), items.dtype.element_ty)
+        slot = tl.full([1], tl.load(item + 3), items.dtype.element_ty)
+    else:
+        here = at + tl.arange(0, R) < num_items
+        item = items + (at + tl.arange(0, R)) * 4
+        row = tl.load(item, mask=here, other=-1)
+        first = tl.load(item + 1, mask=here, other=0)
+        last = tl.load(item + 2, mask=here, other=0)
+        slot = tl.load(item + 3, mask=here, other=-1)
     real = within(row, num_own) & (first >= 0) & (first <= last) & (last <= num_edges) & (slot < num_slots)
     row = tl.where(real, row, -1).to(tl.int64)
     return row, first.to(tl.int64), tl.where(real, last - first, 0).to(tl.int32), slot.to(tl.int64)
@@ -47,8 +55,21 @@ def edges_from(col, first, entries, at, num_far, WIDE: tl.constexpr, BLOCK_E: tl
     """[R, BLOCK_E] entries from `at`: where they stand, whom they name, and whether there is such an edge."""
     k = at + tl.arange(0, BLOCK_E)
     entry = first[:, None] + k[None, :]
-    far = tl.load(col + entry, mask=k[None, :] < entries[:, None], other=-1)
+    if first.shape[0] == 1 and BLOCK_E <= FEW:
+        far = loads(col + tl.max(first, 0) + at, tl.max(entries, 0) - at, BLOCK_E)
+    else:
+        far = tl.load(col + entry, mask=k[None, :] < entries[:, None], other=-1)
     return entry, offset(far, WIDE), within(far, num_far)
+
+
+@triton.jit
+def loads(at, count, BLOCK_E: tl.constexpr):
+    """[1, BLOCK_E] numbers from `at`, -1 from the count-th on: loaded once, and in all threads."""
+    k = tl.arange(0, BLOCK_E)[None, :]
+    x = tl.full([1, BLOCK_E], -1, at.dtype.element_ty)
+    for i in tl.static_range(BLOCK_E):
+        x = tl.where(k == i, tl.load(at + i, mask=i < count, other=-1), x)
+    return x
 
 
 @triton.jit
@@ -62,10 +83,13 @@ def offset(row, WIDE: tl.constexpr):
 
 
 @triton.jit
-def edge_numbers(number_of, entry, live, num_edges, NUMBERED: tl.constexpr):
+def edge_numbers(number_of, first, entries, at, entry, live, num_edges, NUMBERED: tl.constexpr):
     """The numbers of the edges, the entries themselves where none are given, and which of these are edges."""
     if NUMBERED:
-        number = tl.load(number_of + entry, mask=live, other=-1)
+        if first.shape[0] == 1 and entry.shape[1] <= FEW:
+            number = loads(number_of + tl.max(first, 0) + at, tl.max(entries, 0) - at, entry.shape[1])
+        else:
+            number = tl.load(number_of + entry, mask=live, other=-1)
         live = live & within(number, num_edges)
         number = number.to(tl.int64)
     else:
@@ -80,6 +104,16 @@ def edge_at(x, TURN: tl.constexpr):
     for _ in tl.static_range(len(x.shape) - 2):
         k = tl.expand_dims(k, -1)
     return tl.sum(tl.where(k == TURN, x, 0), 1)
+
+
+@triton.jit
+def added(total, x, y, entries):
+    """total + x * y, but for rows without edges, of a program that has some."""
+    if total.shape[0] == 1:
+        z = total + x * y
+    else:
+        z = total + rows_only(x * y, entries)
+    return z
 
 
 @triton.jit

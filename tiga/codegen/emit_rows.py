@@ -23,6 +23,7 @@ from tiga.codegen.device_rows import {0}
 PIECES = (
     *(
         "NOWHERE",
+        "added",
         "acos",
         "asin",
         "atan",
@@ -187,7 +188,7 @@ class Emitter(Columns):
         rows = ["entry, far, live = edges_from(col, first, entries, at, num_far, WIDE, BLOCK_E)"]
         if self.numbers:
             rows += [
-                "number, live = edge_numbers(number_of, entry, live, num_edges, NUMBERED)",
+                "number, live = edge_numbers(number_of, first, entries, at, entry, live, num_edges, NUMBERED)",
                 "number_at = offset(number, WIDE)",
             ]
         return rows + self.body.edge
