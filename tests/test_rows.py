@@ -62,6 +62,22 @@ def network(dtype=torch.float32, width=64, hidden=64, n=4096):
     return Network(width, hidden).to(dtype).lower(graph(n), src={"x": x}, dst={"x": x})
 
 
+class Projected(tg.MessagePassing):
+    """Keys and values with what a map makes of an edge's few attributes."""
+
+    reducer = tg.online_softmax()
+
+    def edge(self, src, dst, edge, weight):
+        added = nn.functional.linear(edge.a, weight).unflatten(-1, src.key.shape[1:])
+        return self.reducer(((src.key + added) * dst.query).sum(-1), src.value + added)
+
+
+def projected(dtype=torch.float16, heads=16, width=32, count=4, n=4096):
+    x, g = torch.randn(n, heads, width, dtype=dtype), graph(n)
+    a, w = torch.randn(g.num_edges, count, dtype=dtype), torch.randn(heads * width, count, dtype=dtype)
+    return Projected().lower(g, src={"key": x, "value": x}, dst={"query": x}, edge={"a": a}, weight=w)
+
+
 def backward(call):
     """The call of all gradients."""
     text = augment(call.program)
@@ -213,6 +229,28 @@ def test_registers_spills_and_barriers(lower, dtype, most, capability, monkeypat
     (forward,), (by_dst, by_src) = found
     for (_, registers, spilled, barriers), bound, allowed in zip((forward, by_dst, by_src), most, (0, 0, 2)):
         assert registers <= bound and spilled == 0 and barriers <= allowed, found
+
+
+@pytest.mark.parametrize("heads, width, dtype", [(16, 32, torch.float16), (16, 64, torch.bfloat16), (16, 32, torch.float32)])
+def test_maps_of_few_inputs_are_no_matrix_products(heads, width, dtype, monkeypatch):
+    """A kernel a direction, none of which spills, or waits in its loop for what other warps hold of an edge."""
+    call, texts = projected(dtype, heads, width), []
+    kept = launch_rows.load
+    monkeypatch.setattr(launch_rows, "load", lambda text: texts.append(text) or kept(text))
+    found = [
+        *chosen(augment(call.program), call.tensors, call.ints, call.scalars, 90, monkeypatch),
+        *chosen(*backward(call), 90, monkeypatch),
+    ]
+    assert len(found) == 3 and all(spilled == 0 for _, _, spilled, _ in found), found
+    assert not any(word in text for text in texts for word in ("tl.dot", "product(", "outer(", "reshaped("))
+    # what a row's edges share is multiplied once a row: in passes by destination no edge reads the matrix
+    edges = [text.split("for at in")[1].split("if CUT")[0] for text in dict.fromkeys(texts)]
+    assert [bool(re.search(r"\bw\d+_\d", each)) for each in edges] == [False, False, True]
+
+
+def test_more_inputs_are_matrix_products(monkeypatch):
+    call = projected(count=16, heads=2, n=64)
+    assert len(chosen(*backward(call), 90, monkeypatch)) == 3
 
 
 @pytest.mark.parametrize("lower, dtype", [(network, torch.float32), (gat, torch.float64)])

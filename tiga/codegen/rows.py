@@ -126,7 +126,8 @@ class Analysis:
         if not self.few:
             return self
         if owner not in self.views:
-            self.views[owner] = Analysis(*apart(self.p, owner, self.few, owner == self.first))
+            p, new = apart(self.p, owner, self.few, owner == self.first)
+            self.views[owner] = Analysis(p, (), new)
         return self.views[owner]
 
     def passes(self) -> tuple[Pass, ...]:
