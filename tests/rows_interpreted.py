@@ -293,10 +293,9 @@ def test_maps_of_few_inputs(count, heads, width, monkeypatch):
     graph, edges = listed([(e % 6, e * e % 4) for e in range(23)])  # row 4 is empty
     key, value = fields(6, heads, width, count=2)
     query, a, weight = fields(5, heads, width), fields(23, count), fields(heads * width, count)
-    uniform = {"weight": weight, "scale": 0.3}
-    found = both(Projected(), graph, edges, {"key": key, "value": value}, {"query": query}, uniform, {"a": a}, again=True)
-    assert_same(*found)
-    text = [k.main.text for run in launch_rows._records for k in [run[0]]]
+    src, dst, uniform = {"key": key, "value": value}, {"query": query}, {"weight": weight, "scale": 0.3}
+    assert_same(*both(Projected(), graph, edges, src, dst, uniform, {"a": a}, again=True))
+    text = [key[0].main.text for key in launch_rows._records]
     assert any("softmax_weights" in t for t in text) and any("tl.join" in t for t in text)
 
 

@@ -170,6 +170,48 @@ def test_heavy_and_empty_rows(module, layout, number, dtype):
             assert error <= 2 * bound + ulps * torch.finfo(dtype).eps * size, f"order {order}: {error:.3g}, {bound:.3g}"
 
 
+class Mapped(tg.MessagePassing):
+    """Keys and values with what a map makes of an edge's few attributes."""
+
+    reducer = tg.online_softmax()
+
+    def edge(self, src, dst, edge, weight):
+        added = nn.functional.linear(edge.a, weight).unflatten(-1, src.key.shape[1:])
+        return self.reducer(((src.key + added) * dst.query).sum(-1) * 0.2, src.value + added)
+
+
+@pytest.mark.parametrize("dtype", [WIDE, torch.float32, NARROW], ids=lambda dtype: str(dtype)[6:])
+@pytest.mark.parametrize("count, heads, width", [(4, 16, 32), (3, 6, 20), (8, 4, 64)])
+def test_maps_of_few_inputs(count, heads, width, dtype):
+    """First and second derivatives against float64, those of attributes and of the map too."""
+    torch.manual_seed(6)
+    src, dst = hub()
+    draw = lambda *shape: torch.randn(*shape, dtype=WIDE)
+    node = [draw(ROWS, heads, width) for _ in range(3)]
+    inputs = [x.to(dtype) for x in (*node, draw(len(src), count), draw(heads * width, count) / 4)]
+    given, directions = torch.randn_like(inputs[0]), [torch.randn_like(x) for x in inputs]
+    graph = tg.Graph.from_edge_index(torch.stack([src, dst]).to(DEVICE), ROWS, ROWS).prepare()
+
+    def kernels(m, key, value, query, a, weight):
+        return m(graph=graph, src={"key": key, "value": value}, dst={"query": query}, edge={"a": a}, weight=weight)
+
+    def by_oracle(m, key, value, query, a, weight):
+        edges, nodes = oracle.Edges(src, dst, ROWS, ROWS), ({"key": key, "value": value}, {"query": query})
+        return oracle.message_passing(m, edges, ("dst",), *nodes, {"a": a}, {"weight": weight})[0]
+
+    found = []
+    for run, device, kind in ((kernels, DEVICE, dtype), (by_oracle, "cpu", dtype), (by_oracle, "cpu", WIDE)):
+        there = lambda x, device=device, kind=kind: x.detach().to(device, kind)
+        leaves = [there(x).requires_grad_() for x in inputs]
+        found.append(orders(Mapped(), run, leaves, there(given), [there(x) for x in directions]))
+    slack = 64 if dtype is WIDE else 1
+    for order, ulps in ((0, 2 * slack), (1, 4 * slack), (2, 8 * slack)):
+        size = max(x.abs().max() for x in found[2][order] + found[2][min(order, 1)])
+        for x, y, z in zip(*[each[order] for each in found]):
+            error, bound = (x.cpu().double() - z).abs().max(), (y.double() - z).abs().max()
+            assert error <= 2 * bound + ulps * torch.finfo(dtype).eps * size, f"order {order}: {error:.3g}, {bound:.3g}"
+
+
 def many(edges, rows=100_000, width=128):
     """Edges times features beyond 2^31, of which nothing but the fields is held."""
     dst = torch.arange(edges, device=DEVICE, dtype=torch.int32) % rows

@@ -56,20 +56,21 @@ def transposed(p: Program, ref: str) -> str:
 
 
 def apart(p: Program, owner: str, few: Few, sums: bool) -> tuple[Program, frozenset[str]]:
-    """The program for the pass of an owner, and the names of its new lines; sums: that pass has those over all edges."""
+    """The program for an owner's pass, and the names of its new lines; sums: that pass has those over all edges."""
     work = Apart(p, owner, dict(few), sums)
-    return dataclasses.replace(p, lines=tuple(work.lines), types=work.types, definitions=work.defined), frozenset(
-        work.new
-    )
+    new = dataclasses.replace(p, lines=tuple(work.lines), types=work.types, definitions=work.defined)
+    return new, frozenset(work.new)
 
 
 class Apart:
     def __init__(self, p: Program, owner: str, few: dict[str, int], sums: bool) -> None:
         self.p, self.owner, self.few, self.sums = p, owner, few, sums
-        self.types, self.lines, self.new = dict(p.types), [], set[str]()
+        self.types, self.new = dict(p.types), set[str]()
+        self.lines: list[Line] = []
         self.same: dict[tuple, str] = {}
-        self.maps: dict[str, Line] = {}
-        self.matrices = {line.args[1]: few[line.args[0]] for line in p.lines if line.op == "linear" and line.args[0] in few}
+        self.maps: dict[str, Line] = {}  # by what holds its result
+        maps = [line.args for line in p.lines if line.op == "linear" and line.args[0] in few]
+        self.matrices = {w: few[x] for x, w in maps}
         for line in p.lines:
             if not self.taken(line):
                 self.lines.append(line)
@@ -92,8 +93,9 @@ class Apart:
         return name
 
     def type(self, ref: str) -> Type:
-        number = read_number(ref) if ref not in self.types else None
-        return self.types[ref] if number is None else Type("shared", "i64" if isinstance(number, int) else "f64", (), True)
+        if ref in self.types:
+            return self.types[ref]
+        return Type("shared", "i64" if isinstance(read_number(ref), int) else "f64", (), True)
 
     def joined(self, op: str, refs: list[str], out: str = "") -> str:
         """A sum or a product of values, by the name asked for."""
@@ -137,14 +139,12 @@ class Apart:
     def split(self, ref: str) -> tuple[list[str], list[str], list[str]] | None:
         """(factors, maps, terms) of a value that is a product with one sum of maps and other terms."""
         factors = self.factors(ref)
-        sums = [(f, self.terms(f)) for f in factors]
-        found = [(f, terms) for f, terms in sums if any([x in self.maps for x in terms])]
-        if len(found) != 1:
+        sums = [f for f in factors if not self.maps.keys().isdisjoint(self.terms(f))]
+        if len(sums) != 1:
             return None
-        z, terms = found[0]
-        if factors.count(z) > 1:
-            return None
-        return [f for f in factors if f != z], [x for x in terms if x in self.maps], [x for x in terms if x not in self.maps]
+        terms = self.terms(sums[0])
+        maps = [x for x in terms if x in self.maps]
+        return [f for f in factors if f != sums[0]], maps, [x for x in terms if x not in self.maps]
 
     def like(self, refs: list[str], out: str) -> bool:
         """Whether the sum of these is of the type that is known by this name."""
@@ -194,12 +194,10 @@ class Apart:
         if found is None or any([self.at_edge(f) for f in found[0]]):
             return False
         factors, maps, rest = found
-        pieces = []
-        if rest:
-            pieces.append(self.put("sum", (self.joined("mul", [self.joined("add", rest), *factors]),), ("-1",)))
-        for name in maps:
-            for number, vector in self.products(name):
-                pieces.append(self.put("mul", (number, self.put("sum", (self.joined("mul", [vector, *factors]),), ("-1",)))))
+        total = lambda values: self.put("sum", (self.joined("mul", values),), ("-1",))
+        pieces = [total([self.joined("add", rest), *factors])] if rest else []
+        for number, vector in [x for name in maps for x in self.products(name)]:
+            pieces.append(self.put("mul", (number, total([vector, *factors]))))
         if not self.like(pieces, line.outs[0]):
             return False
         self.joined("add", pieces, line.outs[0])
@@ -247,11 +245,15 @@ class Apart:
         self.lines.append(Line((outs[0], line.outs[1], *outs[1:]), "reduce", (score, *values), line.attrs))
         return outs
 
-    def parts(self, ref: str) -> list[tuple[list[str], list[str]]]:
-        """The terms of a value, of each the factors at edges and the owner's."""
+    def source(self, ref: str) -> str:
+        """The value that a reshaped one was."""
         line = self.p.definitions.get(ref)
         while line is not None and line.op in ("reshape_like", "reshape") and self.type(ref).place == "edge":
             ref, line = line.args[0], self.p.definitions.get(line.args[0])
+        return ref
+
+    def parts(self, ref: str) -> list[tuple[list[str], list[str]]]:
+        """The terms of a value, of each the factors at edges and the owner's."""
         found = []
         for term in self.terms(ref):
             factors = self.factors(term)
@@ -261,37 +263,30 @@ class Apart:
 
     def outer(self, line: Line) -> bool:
         """The gradient of a matrix, column by column: sums over edges of products."""
-        g, x = line.args
+        g, x = self.source(line.args[0]), line.args[1]
         values = []
         for t in range(self.few[x]):
             values += [self.joined("mul", [*edge, self.column(x, t), *row]) for edge, row in self.parts(g)]
-        t = self.type(self.source(g))
-        if not all([self.like([v], self.source(g)) for v in values]) or compute_dtype(t.dtype) != self.types[line.outs[0]].dtype:
+        dtypes = compute_dtype(self.type(g).dtype), self.types[line.outs[0]].dtype
+        if dtypes[0] != dtypes[1] or not all([self.like([v], g) for v in values]):
             return False
         self.lines.append(Line(line.outs, "reduce", tuple(values), ("shared", "columns", str(self.few[x]))))
         return True
 
-    def source(self, ref: str) -> str:
-        """The value that a reshaped one was."""
-        line = self.p.definitions.get(ref)
-        while line is not None and line.op in ("reshape_like", "reshape") and self.type(ref).place == "edge":
-            ref, line = line.args[0], self.p.definitions.get(line.args[0])
-        return ref
-
     def back(self, line: Line, w: str) -> bool:
         """The gradient of a map's inputs, one by one."""
-        g = self.source(line.args[0])
-        sizes, columns = self.types[g].sizes, []
+        g, columns = self.source(line.args[0]), []
+        sizes = self.types[g].sizes
         if len(self.types[line.outs[0]].sizes) != 1:
             return False
         for t in range(self.matrices[w]):
             vector, pieces = self.vector(w, t, sizes), []
-            for edge, row in self.parts(line.args[0]):
-                own, rank = self.joined("mul", [vector, *row]), len(sizes)
+            for edge, row in self.parts(g):
+                own = self.joined("mul", [vector, *row])
                 if edge and all([not self.type(f).sizes or is_one(self.type(f).sizes[-1]) for f in edge]):
                     own = self.put("unsqueeze", (self.put("sum", (own,), ("-1",)),), ("-1",))
                 piece = self.joined("mul", [*edge, own])
-                for _ in range(rank):
+                for _ in sizes:
                     piece = self.put("sum", (piece,), ("-1",))
                 pieces.append(piece)
             columns.append(self.joined("add", pieces))

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tiga.codegen.lines_rows import TRITON, Value, literal_type
 from tiga.codegen.columns_rows import Columns
+from tiga.codegen.lines_rows import TRITON, Value, literal_type
 from tiga.codegen.rows import Analysis, Pass, Refused
 from tiga.program import Line
 from tiga.types import Type, compute_dtype
@@ -20,27 +20,12 @@ HEAD = """import triton
 import triton.language as tl
 from tiga.codegen.device_rows import {0}
 """
-PIECES = (
-    *(
-        "NOWHERE",
-        "added",
-        "acos",
-        "asin",
-        "atan",
-        "atan2",
-        "cosh",
-        "edge_at",
-        "edge_numbers",
-        "edges_from",
-        "offset",
-        "within",
-        "expm1",
-        "extreme_step",
-    ),
-    *("hash_uniform", "largest", "load_features", "log1p", "moved", "only", "outer", "pow", "product", "remainder", "rows_only"),
-    *("round_even", "sign", "sinh", "smallest", "softmax_end", "softmax_merge", "softmax_step", "softmax_weights"),
-    *("store_features", "weights_merge", "reshaped", "tan", "tanh", "trunc", "work_items"),
-)
+PIECES = """
+NOWHERE acos added asin atan atan2 cosh edge_at edge_numbers edges_from expm1 extreme_step hash_uniform
+largest load_features log1p moved offset only outer pow power_of_e product remainder reshaped round_even
+rows_only sign sinh smallest softmax_end softmax_merge softmax_step softmax_weights store_features tan tanh
+trunc weights_merge within work_items
+""".split()
 LOWEST = {"f32": "-3.4028234663852886e38", "f64": "-1.7976931348623157e308"}
 
 
@@ -205,22 +190,6 @@ class Emitter(Columns):
 
     # Folds.
 
-    def masked(self, ref: str, dtype: str, rank: int) -> str:
-        """The value at [rows, edges, *features], 0 where there is no edge."""
-        v = self.value(ref)
-        if v.loaded:
-            return self.at(v, 2, rank, dtype)
-        line = self.a.defined.get(ref)
-        if line is not None and line.op == "mul" and v.dtype == dtype:
-            for a, b in (line.args, line.args[::-1]):
-                x, y = self.value(a), self.value(b)
-                if y.loaded and x.lead == 2 and sum(s != 1 for s in x.axes) < sum(s != 1 for s in y.axes):
-                    # 0 * 0 where there is no edge: a mask of the narrow one does for both
-                    narrow = f"tl.where({self.live(len(x.axes))}, {x.text}, 0)"
-                    x = Value(narrow, 2, x.axes, x.dtype)
-                    return f"{self.at(x, 2, rank, dtype)} * {self.at(y, 2, rank, dtype)}"
-        return f"tl.where({self.live(rank)}, {self.at(v, 2, rank, dtype)}, 0)"
-
     def fold(self, k: int, f: Line) -> None:
         put, name, states = self.body.edge.append, f.attrs[1], self.states[k]
         names = ", ".join([s.name for s in states])
@@ -311,7 +280,7 @@ class Emitter(Columns):
         """What the states come to, the lines that follow, and what is stored of it."""
         self.finishing, self.ending = True, live
         put = self.body.finish.append
-        for k, (f, states) in enumerate(zip(self.work.folds, self.states)):
+        for f, states in zip(self.work.folds, self.states):
             names = [s.name for s in states]
             if f.op == "reduce" and f.attrs[1] == "softmax":
                 names = [names[2], names[0], *names[3:]]
@@ -324,12 +293,11 @@ class Emitter(Columns):
                 put(f"{names[1]} = tl.where(none{names[0]}, -1, {names[1]})")
             for i, (o, n) in enumerate(zip(f.outs, names)):
                 axes, dtype = self.a.axes(o), compute_dtype(self.p.types[o].dtype)
-                kept = {s.name: s.dtype for s in states}[n]
-                value = Value(n if kept == dtype else f"{n}.to({TRITON[dtype]})", 1, axes, dtype)
-                if f.op == "reduce" and f.attrs[1] == "sum":
-                    value = self.completed(f"whole{k}", self.split(f, f.args[0])[1], o, value._replace(axes=states[0].axes), live)
-                elif i > 1:
-                    value = self.completed(f"whole{k}_{i - 1}", self.split(f, f.args[i])[1], o, value._replace(axes=states[i + 1].axes), live)
+                kept = next(s for s in states if s.name == n)
+                value = Value(n if kept.dtype == dtype else f"{n}.to({TRITON[dtype]})", 1, axes, dtype)
+                if f.op == "reduce" and (f.attrs[1] == "sum" or i > 1):
+                    common = self.split(f, f.args[i])[1]
+                    value = self.completed("whole" + n[3:], common, o, value._replace(axes=kept.axes), live)
                 self.values[o] = value
         for line in self.work.lines:
             if line.outs[0] in self.a.late:

@@ -350,8 +350,8 @@ def arguments(
 def lanes(source: Source, plan: Plan, tensors: dict) -> int:
     """How many numbers of a vector a thread takes, where a program's rows of the widest ones fill its warps.
 
-    At most 16 bytes of each vector that edges gather, or of all where they gather none; 0 leaves it to Triton, where that is what it does anyway and where a vector's
-    numbers do not lie side by side.
+    At most 16 bytes of each vector that edges gather, or of all where they gather none; 0 leaves it to Triton, where
+    that is what it does anyway and where a vector's numbers do not lie side by side.
     """
     wide = {}
     for _, what, *rest in source.arguments:

@@ -21,6 +21,8 @@ QUIET = frozenset(["add", "sub", "mul", "neg", "where", "maximum", "minimum", "a
 """Operations that are finite numbers of finite ones; of fields that hold 0 and literals nothing overflows."""
 EXTERNAL = ("pow", "tan", "atan", "atan2", "asin", "acos")
 """Functions of CUDA's library: Triton's interpreter has none of them."""
+SHORTER = {"exp": "power_of_e({0})"}
+"""Of less instructions than Triton's own: of results below 2**-126 nothing is left."""
 WHERE = ("once", "row", "edge")
 
 
@@ -277,7 +279,7 @@ class Lines:
         first = 1 if line.op == "where" else 0  # of literals alone Triton makes float32
         if all(is_literal(a) for a in args[first:]):
             args[first] = f"tl.full((), {args[first]}, {TRITON[dtype]})"
-        text = power_text(args, line) or PRIMITIVES[line.op].triton.format(
+        text = power_text(args, line) or SHORTER.get(line.op, PRIMITIVES[line.op].triton).format(
             *[a if a.isidentifier() or is_literal(a) else f"({a})" for a in args]
         )
         quiet = line.op in QUIET and all([v.quiet or v.dtype == "bool" for v in values])

@@ -58,6 +58,22 @@ class Products(Matrices):
             first = self.only_edges(first, rank)
         return f"{first} * {bracketed(text)}"
 
+    def masked(self, ref: str, dtype: str, rank: int) -> str:
+        """The value at [rows, edges, *features], 0 where there is no edge."""
+        v = self.value(ref)
+        if v.loaded:
+            return self.at(v, 2, rank, dtype)
+        line = self.a.defined.get(ref)
+        if line is not None and line.op == "mul" and v.dtype == dtype:
+            for a, b in (line.args, line.args[::-1]):
+                x, y = self.value(a), self.value(b)
+                if y.loaded and x.lead == 2 and sum(s != 1 for s in x.axes) < sum(s != 1 for s in y.axes):
+                    # 0 * 0 where there is no edge: a mask of the narrow one does for both
+                    narrow = f"tl.where({self.live(len(x.axes))}, {x.text}, 0)"
+                    x = Value(narrow, 2, x.axes, x.dtype)
+                    return f"{self.at(x, 2, rank, dtype)} * {self.at(y, 2, rank, dtype)}"
+        return f"tl.where({self.live(rank)}, {self.at(v, 2, rank, dtype)}, 0)"
+
     def only_edges(self, text: str, rank: int) -> str:
         return f"tl.where({self.live(rank)}, {text}, 0)"
 

@@ -17,8 +17,8 @@ from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tiga.codegen.apart_rows import few
 from tiga.codegen import calls, launch, launch_rows
+from tiga.codegen.apart_rows import few
 from tiga.codegen.kernels import Runner, compiled, keep, multiprocessors, runner
 from tiga.codegen.launch_hopper import takes
 from tiga.codegen.plan_rows import programs
