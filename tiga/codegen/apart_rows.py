@@ -274,11 +274,9 @@ class Apart:
         return True
 
     def back(self, line: Line, w: str) -> bool:
-        """The gradient of a map's inputs, one by one."""
-        g, columns = self.source(line.args[0]), []
+        """The gradient of a map's inputs: of each a number a head, then their sums over heads, all at once."""
+        g, out, columns = self.source(line.args[0]), self.types[line.outs[0]], []
         sizes = self.types[g].sizes
-        if len(self.types[line.outs[0]].sizes) != 1:
-            return False
         for t in range(self.matrices[w]):
             vector, pieces = self.vector(w, t, sizes), []
             for edge, row in self.parts(g):
@@ -286,9 +284,14 @@ class Apart:
                 if edge and all([not self.type(f).sizes or is_one(self.type(f).sizes[-1]) for f in edge]):
                     own = self.put("unsqueeze", (self.put("sum", (own,), ("-1",)),), ("-1",))
                 piece = self.joined("mul", [*edge, own])
-                for _ in sizes:
+                for _ in sizes[1:]:
                     piece = self.put("sum", (piece,), ("-1",))
                 pieces.append(piece)
             columns.append(self.joined("add", pieces))
-        self.lines.append(Line(line.outs, "stack", tuple(columns)))
+            if len({is_one(self.types[x].sizes[0]) for x in pieces}) > 1:
+                return False
+        if len(out.sizes) != 1:
+            return False
+        known = out._replace(sizes=(self.types[columns[0]].sizes[0], *out.sizes))
+        self.put("sum", (self.put("stack", tuple(columns), known=known),), ("-2",), out, line.outs[0])
         return True

@@ -61,10 +61,10 @@ class Columns(Products):
         return [found[t] for t in range(count)]
 
     def write_stack(self, line: Line) -> Value:
-        """Numbers of an edge as one vector."""
+        """Values of an edge as columns of one."""
         axes, dtype = self.a.axes(line.outs[0]), compute_dtype(self.p.types[line.outs[0]].dtype)
-        texts = [self.full(self.value(a), 2, ()) + f".to({TRITON[dtype]})" for a in line.args]
-        return self.new(line, 2, axes, dtype, stacked(texts, "R, BLOCK_E"))
+        texts = [self.full(self.value(a), 2, axes[:-1]) + f".to({TRITON[dtype]})" for a in line.args]
+        return self.new(line, 2, axes, dtype, stacked(texts, self.shape(2, axes[:-1])[1:-1]))
 
     def write_some(self, line: Line) -> Value:
         """A row's value, 0 where it has no edges, whatever that is."""
