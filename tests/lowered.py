@@ -63,7 +63,7 @@ class Driver(DriverBase):
 class Compiled:
     """A kernel that no device runs: without spills, as ptxas says of those that are compiled here."""
 
-    n_spills, asm, run = 0, {}, None
+    n_spills, n_regs, asm, run = 0, 64, {}, None
 
     def __getitem__(self, grid):
         return lambda *arguments: None

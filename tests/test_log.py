@@ -32,7 +32,7 @@ def test_says_how_edges_were_visited(graph, way, caplog):
 
 
 class Made:
-    n_spills = 12
+    n_spills, n_regs = 12, 64
 
 
 @pytest.mark.parametrize("made, words", [(Made, "12 spilled"), (None, "does not fit")])

@@ -128,8 +128,12 @@ class Emitter(Columns):
             *indented(self.merged()),
             *self.body.finish,
         ]
+        # lists have room for rows that are cut: most of it is for none
+        none = ["if tl.load(merges + tl.program_id(0).to(tl.int64) * 3) < 0:", "    return"]
         return self.made(
-            [*self.body.once, *rows], ("merges", "num_own", "num_slots"), "R: tl.constexpr, BLOCK_E: tl.constexpr"
+            [*none, *self.body.once, *rows],
+            ("merges", "num_own", "num_slots"),
+            "R: tl.constexpr, BLOCK_E: tl.constexpr",
         )
 
     def relation(self) -> tuple[str, ...]:

@@ -118,6 +118,7 @@ class Call:
     changing: tuple[tuple[int, tuple], ...]
     spills: int = 0
     kernel: Any = None
+    registers: int = 0
 
     def __call__(self, grid: int, tensors: dict, noted: Noted | None = None) -> None:
         values = list(self.values)
@@ -245,7 +246,10 @@ def recorded(
     constants = {"NUMBERED": graph.number is not None, "CUT": cut, "WIDE": wide}
     size = bucket(graph.num_own, graph.col.shape[0])
     best: tuple[Call, Plan] | None = None
-    for plan in plans(*widths(p, ready, tensors), matrix(ready.main, sizes), size, p.launch, bool(sums)):
+    needs = plans(
+        *widths(p, ready, tensors), matrix(ready.main, sizes), size, p.launch, bool(sums), narrow(ready, tensors)
+    )
+    for plan in needs:
         main = made(ready.main, plan, every, constants, sizes, device, compiling)
         if main is not None and (best is None or main.spills < best[0].spills):
             best = (main, plan)
@@ -254,8 +258,8 @@ def recorded(
     if best is None:
         raise Refused("no plan fits this program's widths on this device")
     main, plan = best
-    if most and main.kernel is not None:
-        most = whole_waves(most, main.kernel.n_regs, plan.warps, multiprocessors(device))
+    if most and main.registers:
+        most = whole_waves(most, main.registers, plan.warps, multiprocessors(device))
     end = None
     if cut and ready.merge is not None:
         end = made(ready.merge, merging(plan), every, constants, sizes, device, compiling)
@@ -302,6 +306,12 @@ def widths(p: Program, ready: Prepared, tensors: dict) -> tuple[int, int]:
     return most_bytes, most
 
 
+def narrow(ready: Prepared, tensors: dict) -> int:
+    """Numbers of the widest of the fields that edges gather beside the widest of all; 0 where there is one width."""
+    found = {math.prod([block(n) for n in tensors[name].shape[1:]]) for name in ready.gathered}
+    return max(found - {max(found, default=0)}, default=0)
+
+
 def matrix(source: Source, sizes: dict) -> int:
     """The widest factor of a matrix product of the kernel; 0 where there is none."""
     return max([block(sizes.get(a, 1)) for a in source.factors], default=0)
@@ -321,7 +331,9 @@ def made(
     if kernel is None:
         return None
     keep(source.text, kernel)
-    return Call(lambda grid, values: kernel[grid, 1, 1](*values), kept, changing, kernel.n_spills, kernel)
+    return Call(
+        lambda grid, values: kernel[grid, 1, 1](*values), kept, changing, kernel.n_spills, kernel, kernel.n_regs
+    )
 
 
 def arguments(

@@ -24,7 +24,8 @@ from tiga.types import DTYPES, compute_dtype
 class Planned:
     """The passes of a program, and the node lines that torch computes before and after them; or why there are none.
 
-    refs: the operands, and whether each is a number. filled: the output that a kernel fills with a value.
+    refs: the operands, and whether each is a number. filled: the output that a kernel fills with a value. rounded: of
+    outputs that are a sum over all edges in fewer bits, that sum.
     """
 
     passes: tuple[Prepared, ...] = ()
@@ -32,6 +33,7 @@ class Planned:
     late: tuple[Line, ...] = ()
     refs: tuple[tuple[str, bool], ...] = ()
     filled: dict[str, int] = field(default_factory=dict)
+    rounded: dict[str, str] = field(default_factory=dict)
     reason: str = ""
 
     @functools.cached_property
@@ -58,8 +60,15 @@ def planned(p: Program, maps: Few = ()) -> Planned:
         t = p.types[ref]
         if ref in results and ref not in filled and (compute_dtype(t.dtype) == t.dtype or ref not in read):
             filled[ref] = k  # else memory of its own: rows that later lines read are not rounded
+    sums = {f.outs[0] for work in works for f in work.shared}
+    rounded = {
+        line.outs[0]: line.args[0]
+        for line in late
+        if line.op == "to" and line.args[0] in sums and line.outs[0] in p.returns and line.outs[0] not in read
+    }
+    late = tuple([line for line in late if line.outs[0] not in rounded])
     refs = tuple([(o.ref, o.flag == "number") for o in p.operands])
-    return Planned(ready, early, late, refs, filled)
+    return Planned(ready, early, late, refs, filled, rounded)
 
 
 def run(
@@ -124,6 +133,7 @@ class Rows(Nodes):
             self.node(line)
         for at, (out, ref) in enumerate(zip(self.outputs, self.p.returns)):
             if self.plan.filled.get(ref) != at:
+                ref = self.plan.rounded.get(ref, ref)
                 if self.tape is not None:
                     self.finished(at, ref)
                 x = self.held(ref) if ref in self.here or ref in self.fields else self.value(ref, self.whole)
@@ -174,7 +184,8 @@ class Rows(Nodes):
         """An output that no kernel fills: noted where it is the sum of what programs kept apart."""
         assert self.tape is not None
         parts = self.parts.get(ref)
-        if parts is None or ref in self.p.returns[:output]:
+        before = [self.plan.rounded.get(r, r) for r in self.p.returns[:output]]
+        if parts is None or ref in before:
             self.tape.whole = False
         else:
             self.tape.sum_of(parts, output)
