@@ -175,6 +175,8 @@ def test_plans_fill_a_warp_with_what_an_edge_reads():
     assert best(16, 4, 0, 300, 64) == Plan(1, 64, 1)
     assert best(4096, 1024, 0, 40_000, 8).warps == 4
     assert best(256, 64, 64, 20_000, 7) == Plan(4, 8, 8)
+    assert best(1024, 512, 0, 40_000, 8) == Plan(1, 4, 2)
+    assert plans(1024, 512, 0, bucket(40_000, 320_000), held=True)[0] == Plan(1, 2, 2)  # of what edges compute, less
 
 
 def test_programs_take_several_items_where_there_are_many():

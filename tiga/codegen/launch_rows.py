@@ -246,10 +246,8 @@ def recorded(
     constants = {"NUMBERED": graph.number is not None, "CUT": cut, "WIDE": wide}
     size = bucket(graph.num_own, graph.col.shape[0])
     best: tuple[Call, Plan] | None = None
-    needs = plans(
-        *widths(p, ready, tensors), matrix(ready.main, sizes), size, p.launch, bool(sums), narrow(ready, tensors)
-    )
-    for plan in needs:
+    needs = (*widths(p, ready, tensors), matrix(ready.main, sizes), size, p.launch, bool(sums), held(p, ready))
+    for plan in plans(*needs):
         main = made(ready.main, plan, every, constants, sizes, device, compiling)
         if main is not None and (best is None or main.spills < best[0].spills):
             best = (main, plan)
@@ -306,10 +304,10 @@ def widths(p: Program, ready: Prepared, tensors: dict) -> tuple[int, int]:
     return most_bytes, most
 
 
-def narrow(ready: Prepared, tensors: dict) -> int:
-    """Numbers of the widest of the fields that edges gather beside the widest of all; 0 where there is one width."""
-    found = {math.prod([block(n) for n in tensors[name].shape[1:]]) for name in ready.gathered}
-    return max(found - {max(found, default=0)}, default=0)
+def held(p: Program, ready: Prepared) -> bool:
+    """Whether edges hold what a map that was taken apart makes of them."""
+    makers = [p.definitions.get(line.outs[0]) for line in ready.work.lines]
+    return bool(ready.main.apart) and any([m is not None and m.op in ("linear", "reshape") for m in makers])
 
 
 def matrix(source: Source, sizes: dict) -> int:

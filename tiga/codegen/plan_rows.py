@@ -60,19 +60,17 @@ def plans(
     size: Bucket,
     asked: tuple[int, int] = (0, 0),
     sums: bool = False,
-    narrow: int = 0,
+    held: bool = False,
 ) -> list[Plan]:
     """The plans to try, best first: what was asked for, (edges a program visits at a time, warps), before all others.
 
     An edge gathers vectors of `row_bytes` at most, and holds `features` numbers; `matrix` is the widest factor of its
     matrix products, 0 without any. asked: 0 asks for nothing. sums: a program keeps sums over all its edges as well.
-    narrow: numbers of a vector that an edge gathers beside wider ones.
+    held: of a vector that edges do not gather, but compute, each holds the whole.
     """
     usual = _plans(row_bytes, features, matrix, size, sums)
-    while not matrix and narrow and (first := usual[0]).rows == 1 and first.block_e > 1:
-        # such vectors, of all edges at a time, are read by every thread unless they fill the warps: 288 us were 469
-        if first.block_e * narrow < 32 * first.warps:
-            break
+    if held and not matrix and len(usual) > 2:
+        # half the edges at a time: registers decide how many warps run. 469 us were 288 on an H200, 736 were 602
         usual = usual[1:]
     block_e, warps = asked[0] or usual[0].rows * usual[0].block_e, asked[1] or usual[0].warps
     if asked == (0, 0) or block_e * _power(features) > MOST_NUMBERS:
