@@ -13,7 +13,7 @@ from torch.nn.functional import leaky_relu
 
 import tiga as tg
 from tiga import passes, preparation
-from tiga.codegen import launch_rows, plan_rows
+from tiga.codegen import launch_rows, plan_rows, replay
 from tiga.ops import rows
 from tiga.parser import parse
 
@@ -323,3 +323,19 @@ def test_rows_without_edges_are_0_whatever_a_map_holds():
     out = Projected()(**given, weight=weight, scale=0.3)
     (back,) = torch.autograd.grad(out.sum(), weight)
     assert back.isfinite().all() and not out[4].any()
+
+
+def test_a_gradient_of_all_edges_in_16_bits_is_replayed():
+    replay.KEPT.clear()
+    graph, edges = listed([(e % 6, e * e % 4) for e in range(23)])
+    x, y, att = (f.detach().half().requires_grad_() for f in (fields(6, 2, 3), fields(5, 2, 3), fields(2, 3)))
+    found = []
+    for _ in range(3):  # met, noted, repeated
+        out = Gat()(graph=graph, src={"x": x}, dst={"x": y}, att=att)
+        found.append(torch.autograd.grad(out.float().cos().sum(), (x, y, att)))
+    assert all(recipe is not None for recipe in replay.KEPT.values()) and len(replay.KEPT) == 2
+    assert all(torch.equal(a, b) for again in found[1:] for a, b in zip(again, found[0]))
+    wide = [f.detach().double().requires_grad_() for f in (x, y, att)]
+    out = oracle.message_passing(Gat(), edges, ("dst",), {"x": wide[0]}, {"x": wide[1]}, {}, {"att": wide[2]})[0]
+    for got, want in zip(found[0], torch.autograd.grad(out.cos().sum(), wide)):
+        torch.testing.assert_close(got.double(), want, rtol=5e-3, atol=5e-3)
