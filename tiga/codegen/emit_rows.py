@@ -16,16 +16,17 @@ from tiga.codegen.rows import Analysis, Pass, Refused
 from tiga.program import Line
 from tiga.types import Type, compute_dtype
 
-HEAD = """import triton
-import triton.language as tl
-from tiga.codegen.device_rows import {0}
-"""
-PIECES = """
-NOWHERE acos added asin atan atan2 cosh edge_at edge_numbers edges_from expm1 extreme_step hash_uniform
-largest load_features log1p moved offset only outer pow power_of_e product remainder reshaped round_even
-rows_only sign sinh smallest softmax_end softmax_merge softmax_step softmax_weights store_features tan tanh
-trunc weights_merge within work_items
-""".split()
+HEAD = "import triton\nimport triton.language as tl\n"
+PIECES = {
+    "device_rows": """
+NOWHERE added edge_at edge_numbers edges_from extreme_step largest load_features moved offset only outer power_of_e
+product reshaped rows_only smallest softmax_end softmax_merge softmax_step softmax_weights store_features weights_merge
+within work_items
+""".split(),
+    "device_functions": """
+acos asin atan atan2 cosh expm1 hash_uniform log1p pow remainder round_even sign sinh tan tanh trunc
+""".split(),
+}
 LOWEST = {"f32": "-3.4028234663852886e38", "f64": "-1.7976931348623157e308"}
 
 
@@ -156,10 +157,12 @@ class Emitter(Columns):
             *[(n.split(":")[0], "work") for n in work],
         )
         body = "\n".join(text)
-        used = ", ".join([n for n in PIECES if re.search(rf"(?<![\w.]){n}\b", body)])
-        head = HEAD if used else HEAD[: HEAD.rindex("from")]
+        head = HEAD
+        for module, names in PIECES.items():
+            used = [n for n in names if re.search(rf"(?<![\w.]){n}\b", body)]
+            head += f"from tiga.codegen.{module} import {', '.join(used)}\n" if used else ""
         return Source(
-            f"{head.format(used)}\n\n{body}\n",
+            f"{head}\n\n{body}\n",
             arguments,
             tuple(self.axes),
             self.states,
