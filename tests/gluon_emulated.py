@@ -17,7 +17,7 @@ import types
 import torch
 
 PATIENCE = 20.0  # seconds that a thread waits at a barrier
-MODULES = ("tiga.codegen.device_hopper",)
+MODULES = ("tiga.codegen.device_hopper", "tiga.codegen.device_hopper_pruned")
 _here = threading.local()
 failed = []  # what threads raised
 

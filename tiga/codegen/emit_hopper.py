@@ -24,24 +24,26 @@ from tiga.codegen import device_hopper as tl
 from tiga.codegen.device_hopper import back_and_forth, edges_only, following, furthest, load_numbers, not_zero
 from tiga.codegen.device_hopper import over_features, packed, place, reach_of_rows, sign, spoiled_rows, store_rows
 from tiga.codegen.device_hopper import store_through, tanh, tell, tile_at, unpacked, word
-
-LOG2E = gl.constexpr(1.4426950408889634)
 """
 _WORD = re.compile(r"\b[A-Za-z_]\w*")
 
 
 class HopperEmitter(ConsumerEmitter):
+    head = HEAD
+    carried: tuple[str, ...] = ("stage", "phase")  # what consumers go on with from one tile of owners to the next
+    place: tuple[str, ...] = ("stage", "phase", "own_stage")  # and what they need of where they are
+
     def source(self) -> Source:
         self.read_parameters()
         self.buffers = self.shared_memory()
         functions = [
             self.function("reach", ["program"], self.reach()),
             self.function("masked", ["WG: gl.constexpr", "own_stage", "step", "x", "instead"], self.mask_of_tile()),
-            self.function("rows_of", ["WG: gl.constexpr", "stage", "phase", "own_stage"], self.owners()),
+            self.function("rows_of", ["WG: gl.constexpr", *self.place], self.owners()),
             self.function("consume", ["WG: gl.constexpr"], self.consumer()),
             self.function("produce", [], self.producer()),
         ]
-        text = HEAD + self.constants() + "".join(functions) + self.kernel()
+        text = self.head + self.constants() + "".join(functions) + self.kernel()
         return Source(text, tuple(self.parameters), tuple(self.vectors))
 
     # Arguments and memory.
@@ -74,9 +76,9 @@ class HopperEmitter(ConsumerEmitter):
             add(name, name)
 
     def constants(self) -> str:
-        plan, rows = self.plan, []
+        plan, rows = self.plan, ["", "LOG2E = gl.constexpr(1.4426950408889634)"]
         numbers = {"CONSUMERS": plan.consumers, "BLOCK_M": plan.block_m, "BLOCK_N": plan.block_n}
-        numbers.update(STAGES=plan.stages, OWNS=plan.owns, TOLD=len(REACH))
+        numbers.update(STAGES=plan.stages, OWNS=plan.owns, TOLD=len(REACH), **self.more_numbers())
         rows += [f"{name} = gl.constexpr({n})" for name, n in numbers.items()]
         rows.append("S = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N.value, 16]))  # of scores")
         rows += ["ROWS = gl.constexpr(gl.SliceLayout(1, S.value))", "COLS = gl.constexpr(gl.SliceLayout(0, S.value))"]
@@ -86,8 +88,11 @@ class HopperEmitter(ConsumerEmitter):
             rows.append(f"W{d} = gl.constexpr(gl.DotOperandLayout(0, O{d}.value, 2))  # of weights")
         return "\n".join(rows) + "\n"
 
+    def more_numbers(self) -> dict[str, int]:
+        return {}
+
     def shared_memory(self) -> dict[str, str]:
-        """Buffers by name: how each is made. Barriers: those of the name's end; how many arrive there."""
+        """Buffers and barriers by name: how each is made."""
         short, found = self.short_dtype(), {}
         for x in (*self.near, *self.far):
             rows, count = ("64", "OWNS * CONSUMERS") if x.side == "own" else ("BLOCK_N", "STAGES")
@@ -100,10 +105,15 @@ class HopperEmitter(ConsumerEmitter):
             found[f"{self.at(x)}_s"] = f"gl.allocate_shared_memory({dtype}, [STAGES, BLOCK_N], {layout})"
         words = "gl.SwizzledSharedLayout(1, 1, 1, [0])"
         found["told"] = f"gl.allocate_shared_memory(gl.int32, [OWNS * TOLD, 1], {words})"
-        rings = [self.at(x) for x in self.far] + (["numbers"] if self.brought else [])
-        for name, count in [("own", "OWNS * CONSUMERS"), *[(n, "STAGES") for n in rings]]:
-            for end in ("full", "empty"):
-                found[f"{name}_{end}"] = f"gl.allocate_shared_memory(gl.int64, [{count}, 1], mbarrier.MBarrierLayout())"
+        for name, (count, _) in self.barriers().items():
+            found[name] = f"gl.allocate_shared_memory(gl.int64, [{count}, 1], mbarrier.MBarrierLayout())"
+        return found
+
+    def barriers(self) -> dict[str, tuple[str, str]]:
+        """By name: how many there are, and how many arrive at each."""
+        found = {"own_full": ("OWNS * CONSUMERS", "1"), "own_empty": ("OWNS * CONSUMERS", "1")}
+        for n in [self.at(x) for x in self.far] + (["numbers"] if self.brought else []):
+            found |= {f"{n}_full": ("STAGES", "1"), f"{n}_empty": ("STAGES", "CONSUMERS")}
         return found
 
     # Functions.
@@ -133,12 +143,9 @@ class HopperEmitter(ConsumerEmitter):
         quiet = [q.name for q in self.parameters if not self.specialised(q)]
         for name, made in self.buffers.items():
             self.put(1, f"{name} = {made}")
-        for name in self.buffers:
-            if name.endswith(("_full", "_empty")):
-                own = name[:4] == "own_"
-                count = "CONSUMERS" if name.endswith("_empty") and not own else "1"
-                self.put(1, f"for i in gl.static_range({'OWNS * CONSUMERS' if own else 'STAGES'}):")
-                self.put(2, f"mbarrier.init({name}.index(i), count={count})")
+        for name, (count, arrive) in self.barriers().items():
+            self.put(1, f"for i in gl.static_range({count}):")
+            self.put(2, f"mbarrier.init({name}.index(i), count={arrive})")
         self.put(1, f"produced = {self.call('produce')}")
         self.put(1, f"consumed = {self.call('consume')}")
         groups = self.plan.consumers
@@ -172,13 +179,17 @@ class HopperEmitter(ConsumerEmitter):
             self.put(depth, f"h{k} = {rest}{f' % H{k}' if k != last else ''}")
             rest = f"({rest} // H{k})"
 
+    def zeros(self) -> str:
+        names = dict.fromkeys([*self.place, "own_phase"])
+        return f"{', '.join(names)} = {', '.join('0' * len(names))}"
+
     # The producer.
 
     def producer(self) -> list[str]:
         """One tile of owners after another: in the order of turns, or, of packed sequences, whose tiles differ the
         most, the next that no program has taken. It tells the consumers of each, and of the end."""
         put = self.put
-        put(1, "stage, phase, own_stage, own_phase = 0, 0, 0, 0")
+        put(1, self.zeros())
         put(1, "turn = tl.program_id(0)")
         put(1, "while turn < num_tiles:")
         put(2, f"program = {'back_and_forth(turn, num_tiles)' if self.span == 'band' else 'turn'}")
@@ -196,6 +207,16 @@ class HopperEmitter(ConsumerEmitter):
         for x in self.near:
             put(3, self.copied(x, "own_first + w * 64", "own_full.index(near)", "near"))
         put(2, "own_stage, own_phase = following(own_stage, own_phase, OWNS)")
+        self.bring_tiles()
+        put(1, "for w in gl.static_range(CONSUMERS):")
+        put(2, "mbarrier.wait(own_empty.index(own_stage * CONSUMERS + w), own_phase ^ 1)")
+        put(1, "tell(told, own_stage, (-1,))")
+        put(1, "for w in gl.static_range(CONSUMERS):")
+        put(2, "mbarrier.arrive(own_full.index(own_stage * CONSUMERS + w), count=1)")
+        return self.body()
+
+    def bring_tiles(self) -> None:
+        put = self.put
         put(2, "for step in range(0, all_tiles):")
         put(3, "at = tile_at(step, steps, all_steps, begin, next_begin, inner_begin, BLOCK_N)")
         self.bring_numbers("load")
@@ -206,12 +227,6 @@ class HopperEmitter(ConsumerEmitter):
             put(3, self.copied(x, "at", f"{n}_full.index(stage)", "stage"))
         self.bring_numbers("store")
         put(3, "stage, phase = following(stage, phase, STAGES)")
-        put(1, "for w in gl.static_range(CONSUMERS):")
-        put(2, "mbarrier.wait(own_empty.index(own_stage * CONSUMERS + w), own_phase ^ 1)")
-        put(1, "tell(told, own_stage, (-1,))")
-        put(1, "for w in gl.static_range(CONSUMERS):")
-        put(2, "mbarrier.arrive(own_full.index(own_stage * CONSUMERS + w), count=1)")
-        return self.body()
 
     def copied(self, x: Input, row: str, barrier: str, slot: str) -> str:
         heads = [f"h{k}" for k, a in enumerate(self.work.axes) if a in x.heads]
@@ -241,10 +256,10 @@ class HopperEmitter(ConsumerEmitter):
 
     def consumer(self) -> list[str]:
         put = self.put
-        put(1, "stage, phase, own_stage, own_phase = 0, 0, 0, 0")
+        put(1, self.zeros())
         put(1, "mbarrier.wait(own_full.index(WG), 0)")
         put(1, "while word(told, own_stage * TOLD) >= 0:")
-        put(2, f"stage, phase = rows_of(WG, stage, phase, own_stage, {self.call('rows_of')})")
+        put(2, f"{', '.join(self.carried)} = rows_of(WG, {', '.join(self.place)}, {self.call('rows_of')})")
         put(2, "own_stage, own_phase = following(own_stage, own_phase, OWNS)")
         put(2, "mbarrier.wait(own_full.index(own_stage * CONSUMERS + WG), own_phase)")
         return self.body()
@@ -268,17 +283,20 @@ class HopperEmitter(ConsumerEmitter):
             self.result(k, f)
         self.note_spoiled()
         self.finish()
-        put("return stage, phase")
+        put(f"return {', '.join(self.carried)}")
         return self.body()
 
     def mask_of_tile(self) -> list[str]:
         """For pairs of a tile: what is told of its rows is read again, which holds no register meanwhile."""
-        self.enter_rows()
-        for text in _ROW_RANGES[self.span].splitlines():
-            self.put(1, text)
+        self.masked_rows()
         self.put(1, "at = tile_at(step, steps, all_steps, begin, next_begin, inner_begin, BLOCK_N)")
         self.put(1, "return edges_only(x, at, row_start, row_stop, instead, COLS)")
         return self.body()
+
+    def masked_rows(self) -> None:
+        self.enter_rows()
+        for text in _ROW_RANGES[self.span].splitlines():
+            self.put(1, text)
 
     def enter_rows(self) -> None:
         for k, name in enumerate(REACH):

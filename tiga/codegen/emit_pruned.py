@@ -11,7 +11,7 @@ from tiga.codegen.tiles import Fold, Input
 from tiga.codegen.values import Value
 
 HEAD = "from tiga.codegen.device_pruned import all_allow, certificate, left_out, row_tops, tile_top\n"
-_CERTIFICATE, _VISITED, _SKIPPED, _KEPT, _GAPS = range(2, 7)  # results of a pruned softmax
+CERTIFICATE, VISITED, SKIPPED, KEPT, GAPS = range(2, 7)  # results of a pruned softmax
 
 
 PROBE = 8  # tiles after which a loop is chosen
@@ -20,6 +20,7 @@ ENOUGH = 4  # one in so many skipped is worth a branch that hides no way to memo
 
 class PrunedEmitter(FoldEmitter):
     branches = True  # over what is skipped
+    programs = "tl.num_programs(0)"  # how many there are, one a tile of owners and head
 
     @property
     def more_head(self) -> str:  # type: ignore[override]
@@ -203,7 +204,7 @@ class PrunedEmitter(FoldEmitter):
             put(f"{some} = (tl.max(count{k}, 0) > 0).to(tl.int32)")
         put(f"visited{k} += {some}")
         put(f"skipped{k} += {some} * skip{k}.to(tl.int32)")
-        values = {_KEPT: f"(skip{k} == 0).to(tl.uint8)", _GAPS: f"tl.where(gap{k} == gap{k}, gap{k}, float('-inf'))"}
+        values = {KEPT: f"(skip{k} == 0).to(tl.uint8)", GAPS: f"tl.where(gap{k} == gap{k}, gap{k}, float('-inf'))"}
         for n, o in enumerate(self.work.maps):
             for which, value in values.items():
                 if o.ref == f.line.outs[which]:
@@ -211,7 +212,7 @@ class PrunedEmitter(FoldEmitter):
 
     def tile_at(self, dims: tuple) -> str:
         """Where a map holds this tile: [*heads, tiles of owners, tiles of others], contiguous."""
-        row = f"({self.head_of(dims)}) * (tl.num_programs(0) // num_heads) + slot"
+        row = f"({self.head_of(dims)}) * ({self.programs} // num_heads) + slot"
         return f"({row}) * tl.cdiv(num_other, BLOCK_N) + at // BLOCK_N"
 
     def head_of(self, dims: tuple) -> str:
@@ -277,6 +278,6 @@ class PrunedEmitter(FoldEmitter):
         if f.pruned:
             outs = f.line.outs
             text = f"certificate(omitted{k}, {self.peak(k)}, total{k})"
-            self.nodes.known[outs[_CERTIFICATE]] = Value(text, "m", "f32")
-            for out, name in ((outs[_VISITED], "visited"), (outs[_SKIPPED], "skipped")):
+            self.nodes.known[outs[CERTIFICATE]] = Value(text, "m", "f32")
+            for out, name in ((outs[VISITED], "visited"), (outs[SKIPPED], "skipped")):
                 self.nodes.known[out] = Value(f"{name}{k} + tl.zeros([BLOCK_M], tl.int32)", "m", "i32")

@@ -15,6 +15,7 @@ class RedoEmitter(Emitter):
     """
 
     inside = 0
+    programs = "num_tiles"
 
     def put(self, depth: int, text: str) -> None:
         super().put(depth + self.inside, text)

@@ -37,7 +37,7 @@ def refusal(axes: Axes, work: Work, span: str) -> str:
     p = axes.p
     if span not in SPANS or not work.folds:
         return f"a work of span {span}" if work.folds else "no fold"
-    if work.tables or work.edge_outputs or work.maps or work.within or work.tile:
+    if work.tables or work.edge_outputs or work.within:
         return "tables, maps of tiles, or results of edges"
     if work.reads_numbers or work.loops:
         return "numbers of edges" if work.reads_numbers else "a sum over features that is no inner product"
@@ -45,7 +45,9 @@ def refusal(axes: Axes, work: Work, span: str) -> str:
         return "fields of edges, columns or tables"
     refs = [r for f in work.folds for r in f.lines]
     there = [line.op for line in map(p.definitions.__getitem__, refs) if line.op in _NOT_THERE]
-    return there[0] if there else _of_vectors(axes, work) or _of_nodes(axes, work)
+    if there:
+        return there[0]
+    return _of_vectors(axes, work) or _of_nodes(axes, work) or (_of_tiles(axes, work, span) if work.tile else "")
 
 
 def _of_vectors(axes: Axes, work: Work) -> str:
@@ -67,6 +69,20 @@ def _of_vectors(axes: Axes, work: Work) -> str:
         return f"more than {MOST_HEADS} heads"
     if any(axes.place(f.field.ref) != far for f in work.folds if f.field is not None):
         return "a sum of the owners' vectors"
+    return ""
+
+
+def _of_tiles(axes: Axes, work: Work, span: str) -> str:
+    """Of a work that skips tiles."""
+    if span != "band":
+        return f"tiles to skip of a {span}"
+    if len(work.folds) > 1 or len(products_of(axes, work)) > 1:
+        return "tiles to skip of several folds or products"
+    if far_numbers(work):
+        return "tiles to skip by numbers of the other end"
+    fields = {f.field.ref for f in work.folds if f.field is not None}
+    if fields.intersection(*[work.inners[ref] for ref in products_of(axes, work)]):
+        return "tiles to skip of values that scores are made of"
     return ""
 
 

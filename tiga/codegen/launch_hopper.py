@@ -12,7 +12,7 @@ import re
 import subprocess
 import tempfile
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -106,12 +106,14 @@ def _alone(ready: Prepared) -> Prepared:
 @functools.lru_cache(4096)
 def _source(ready: Prepared, plan: HopperPlan | None, widths: tuple) -> Source:
     from tiga.codegen.emit_hopper import HopperEmitter
+    from tiga.codegen.emit_hopper_pruned import PrunedHopperEmitter
     from tiga.codegen.emit_redo import RedoEmitter
 
     passes.ran("emit-tiles")
     if plan is None:
         return RedoEmitter(ready.axes, ready.work, ready.span).source()
-    return HopperEmitter(ready.axes, ready.work, ready.span, plan, dict(widths)).source()
+    emitter = HopperEmitter if ready.work.tile is None else PrunedHopperEmitter
+    return emitter(ready.axes, ready.work, ready.span, plan, dict(widths)).source()
 
 
 class HopperLaunch(Launch):
@@ -142,10 +144,22 @@ class HopperLaunch(Launch):
         fewest = plan_hopper.FEWEST.get((self.ready.span, width))
         if fewest is None or self.reach() < fewest[0 if softmax else 1]:
             raise Refused(f"rows of vectors of {width} that reach {self.reach()} others of a {self.ready.span}")
+        if self.work.tile is not None:
+            return self.plans_of_tile(width)
         products = len(hopper.products_of(self.ready.axes, self.work))
         some = hopper_plans(width, products, len(self.work.folds), softmax)
         if not some:
             raise Refused(f"no plan for {products} products and {len(self.work.folds)} sums of vectors of {width}")
+        return self.busy_plans(some)
+
+    def plans_of_tile(self, width: int) -> list[HopperPlan]:
+        assert self.work.tile is not None
+        some = plan_hopper.pruned_plans(self.work.tile, width)
+        if not some:
+            raise Refused(f"no plan for tiles of {self.work.tile} to skip and vectors of {width}")
+        return self.busy_plans(some)
+
+    def busy_plans(self, some: Sequence[HopperPlan]) -> list[HopperPlan]:
         busy = [plan for plan in some if self.busy(plan)]
         if not busy:
             raise Refused(f"{self.tiles()} tiles of {self.heads} heads leave multiprocessors idle")
@@ -198,7 +212,7 @@ class HopperLaunch(Launch):
             return None, f"{type(e).__name__}: {e}"
         if fault or main is None:
             return None, fault
-        self.plan = REDO
+        self.plan = REDO if self.work.tile is None else Plan(*self.work.tile, 8, 1)
         records = [*first, main, self.record("redo")]
         if any(r is None for r in records):
             return None, "the kernel that does rows again does not fit"

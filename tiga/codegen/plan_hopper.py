@@ -28,6 +28,15 @@ class HopperPlan:
         return 64 * self.consumers
 
 
+@dataclass(frozen=True)
+class PrunedHopperPlan(HopperPlan):
+    """Of works that skip tiles, of block_m owners by block_n others. kept: tiles of values in shared memory; begun: all
+    products of the kept tile before are begun ahead of a tile's weights, not among them."""
+
+    kept: int = 3
+    begun: bool = False
+
+
 _TWO, _THREE = (240, 24), (160, 32)
 _TWO_NUMBERS = (232, 40)  # a producer that also brings numbers
 # By width, products and sums of vectors; best first.
@@ -41,6 +50,12 @@ _TABLE = {
     (64, 2, 1): (HopperPlan(2, 128, 3, 1, True, _TWO), HopperPlan(2, 64, 4, 1, True, _TWO_NUMBERS)),
     (64, 2, 2): (HopperPlan(2, 64, 4, 1, True, _TWO_NUMBERS), HopperPlan(2, 32, 4, 1, False, _TWO_NUMBERS)),
 }
+# Of works that skip tiles, by tile and width: none that runs is timed yet, and so none is taken.
+PRUNED: dict[tuple, tuple[PrunedHopperPlan, ...]] = {}
+UNTIMED = {
+    ((128, 64), 128): (PrunedHopperPlan(2, 64, 6, 2, True, _TWO, 3),),
+    ((128, 64), 64): (PrunedHopperPlan(2, 64, 8, 2, True, _TWO, 4),),
+}
 # The fewest others that a row reaches, by relation and width of tiles, with which these kernels were the faster ones
 # on an H200 (2026-11-30): of softmax, and of sums alone, as gradients are. What is not here was not timed.
 FEWEST = {("band", 128): (1024, 256), ("blocks", 128): (512, 512), ("band", 64): (4096, 4096)}
@@ -49,3 +64,8 @@ FEWEST = {("band", 128): (1024, 256), ("blocks", 128): (512, 512), ("band", 64):
 def hopper_plans(width: int, products: int, sums: int, softmax: bool) -> tuple[HopperPlan, ...]:
     """The plans to try; none for a form that this skeleton does not take."""
     return tuple([p for p in _TABLE.get((width, products, sums), ()) if p.ahead or not softmax])
+
+
+def pruned_plans(tile: tuple[int, int], width: int) -> tuple[PrunedHopperPlan, ...]:
+    """The plans of works that skip tiles; none for tiles that this skeleton does not judge."""
+    return PRUNED.get((tile, width), ())
