@@ -276,7 +276,10 @@ class HopperLaunch(Launch):
 MOST_LOCAL = 8  # loads and stores a tile; with half of them slopes of positions ran 1.4 times as fast as plain kernels
 _PRODUCT, _WAIT = re.compile(r"\bHGMMA\b"), re.compile(r"WARPGROUP\.DEPBAR")
 _LOCAL, _LABEL = re.compile(r"\b(STL|LDL)\b"), re.compile(r"^(\.L_x_\d+):", re.MULTILINE)
-_BRANCH = re.compile(r"@!?U?P\d+ +BRA `\((\.L_x_\d+)\)")  # one that is always taken ends no loop
+_ROW = re.compile(r"^(?!\.L_x_|\s*/\* 0x).+$", re.MULTILINE)
+# One that is always taken ends a loop too, unless it comes right after another: that is the end of a wait, which stands
+# behind everything.
+_BRANCH = re.compile(r"(@!?U?P\d+ +)?BRA `\((\.L_x_\d+)\)")
 
 
 def faults(compiled: Any) -> str:
@@ -309,7 +312,12 @@ def machine_code(cubin: bytes) -> str:
 def loops(text: str) -> list[str]:
     """The machine code of the innermost loops that multiply matrices."""
     start = {m[1]: m.start() for m in _LABEL.finditer(text)}
-    spans = [(start[m[1]], m.end()) for m in _BRANCH.finditer(text) if start.get(m[1], len(text)) < m.start()]
+    spans, before = [], ""
+    for m in _ROW.finditer(text):
+        branch = _BRANCH.search(m[0])
+        if branch is not None and (branch[1] or "BRA" not in before) and start.get(branch[2], len(text)) < m.start():
+            spans.append((start[branch[2]], m.end()))
+        before = m[0]
     spans = [(a, b) for a, b in spans if _PRODUCT.search(text, a, b)]
     inner = [(a, b) for a, b in spans if not any(a <= c and d <= b and (a, b) != (c, d) for c, d in spans)]
     return [text[a:b] for a, b in inner]
