@@ -144,4 +144,42 @@ def test_scores_of_positions(scale):
     check(got, [wanted, *torch.autograd.grad(wanted, exact, given.double())], torch.bfloat16)
 
 
+class Gated(Attention):
+    """A gate that only the result reads; the result before it as well, as its gradient does."""
+
+    def edge(self, src, dst, edge, scale):
+        out = super().edge(src, dst, edge, scale)
+        return out, out * torch.sigmoid(dst.gate)
+
+
+class Added(Attention):
+    """A vector of products that the result reads again."""
+
+    def edge(self, src, dst, edge, scale):
+        return super().edge(src, dst, edge, scale) + dst.query
+
+
+@pytest.mark.parametrize("width", [64, 104])
+def test_gates(width):
+    n = 300
+    graph, mask = KINDS["blocks"](n)
+    query, key, value, gate = (torch.randn(n, HEADS, width).half() for _ in range(4))
+    dst = {"query": query, "gate": gate}
+    out, gated = Gated()(graph=graph, src={"key": key, "value": value}, dst=dst, scale=width**-0.5)
+    assert len(ran) == 1
+    q, k, v, g = (x.double() for x in (query, key, value, gate))
+    wanted = torch.stack([plain(mask, q[:, h] @ k[:, h].T * width**-0.5, v[:, h]) for h in range(HEADS)], 1)
+    check([out, gated], [wanted, wanted * g.sigmoid()], torch.float16)
+
+
+def test_a_vector_that_is_read_twice():
+    n, width = 200, 64
+    graph, mask = KINDS["triangular"](n)
+    query, key, value = (torch.randn(n, HEADS, width).half() for _ in range(3))
+    out = Added()(graph=graph, src={"key": key, "value": value}, dst={"query": query}, scale=width**-0.5)
+    q, k, v = (x.double() for x in (query, key, value))
+    wanted = torch.stack([plain(mask, q[:, h] @ k[:, h].T * width**-0.5, v[:, h]) for h in range(HEADS)], 1)
+    check([out], [wanted + q], torch.float16)
+
+
 assert triton.knobs.runtime.interpret

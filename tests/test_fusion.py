@@ -215,6 +215,16 @@ def test_a_scale_of_vectors_stays_outside_of_warp_specialised_kernels(monkeypatc
     assert "after the edges" in said  # the activation is work on results, which both have
 
 
+def test_a_gate_goes_into_warp_specialised_kernels(monkeypatch):
+    """Vectors that only the result reads are brought once the sums are done."""
+    monkeypatch.setattr(launch_hopper, "unavailable", lambda device: "")
+    monkeypatch.setattr(launch_hopper, "multiprocessors", lambda device: 1)
+    monkeypatch.setattr(plan_hopper, "FEWEST", {("band", 64): (0, 0)})
+    wide = [torch.randn(N, H, 64, dtype=torch.bfloat16) for _ in range(4)]
+    graph = inference(lambda q, k, v, g: (tiga_attention(q, k, v) * g.sigmoid(),), wide)
+    assert left(graph.graph) == []
+
+
 def test_what_would_keep_more_for_backward_stays_outside():
     def fn(t, q, k, v, x, w):
         return t((q.flatten(1) @ w + x.flatten(1) @ w).view(N, H, D), k, v)

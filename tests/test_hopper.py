@@ -43,6 +43,14 @@ class Positions(tg.MessagePassing):
         return self.reducer(score + (src.pos - dst.pos) * dst.slope, src.value)
 
 
+class Gated(Attention):
+    """A gate of the owners that only the result reads; the result before it as well, as its gradient does."""
+
+    def edge(self, src, dst, edge, scale):
+        out = super().edge(src, dst, edge, scale)
+        return out, out * torch.sigmoid(dst.gate)
+
+
 def segments():
     return tg.Graph.cu_seqlens(torch.tensor([0, 40, 40, ROWS]), num_dst=ROWS, num_src=ROWS)
 
@@ -51,13 +59,16 @@ def fields(width, dtype=torch.bfloat16):
     short = torch.zeros(ROWS, HEADS, width, dtype=dtype)
     src, dst = {"key": short, "value": short}, {"query": short}
     pos = torch.zeros(ROWS, 1)
-    return {**src, "pos": pos}, {**dst, "pos": pos, "slope": torch.zeros(ROWS, HEADS)}
+    return {**src, "pos": pos}, {**dst, "pos": pos, "slope": torch.zeros(ROWS, HEADS), "gate": short}
 
 
 def lowered(program, graph, width, dtype=torch.bfloat16):
     src, dst = fields(width, dtype)
-    if type(program) is Attention:
-        src, dst = {k: src[k] for k in ("key", "value")}, {"query": dst["query"]}
+    read = {Attention: ("query",), Gated: ("query", "gate")}.get(type(program))
+    if read is not None:
+        src, dst = {k: src[k] for k in ("key", "value")}, {k: dst[k] for k in read}
+    else:
+        del dst["gate"]
     return program.lower(graph, src, dst, {}, scale=0.1)
 
 
@@ -83,6 +94,7 @@ CASES = {
     "forward 128": (forward, Positions, lambda: tg.Graph.triangular(ROWS), 128, 1),
     "forward 64, packed": (forward, Attention, segments, 64, 1),
     "forward 256": (forward, Attention, lambda: tg.Graph.dense(ROWS), 256, 1),
+    "gated 128": (forward, Gated, segments, 128, 1),
     "backward 128": (backward, Attention, lambda: tg.Graph.triangular(ROWS), 128, 2),
 }
 
@@ -121,6 +133,7 @@ def reason(program, graph, width, dtype=torch.bfloat16):
 def test_what_it_takes():
     assert reason(Attention(), tg.Graph.triangular(ROWS), 128) == ""
     assert reason(Positions(), segments(), 64) == ""
+    assert reason(Gated(), segments(), 128) == ""
     assert "16-bit" in reason(Attention(), tg.Graph.triangular(ROWS), 64, torch.float32)
     i = torch.arange(ROWS)
     two = tg.Graph.intervals(i * 0, i * 0 + 4, ROWS, i.clamp(min=4), i.clamp(min=4) + 1)
@@ -243,4 +256,4 @@ def test_schedules_and_rows_done_again_under_the_interpreter():
 
 
 def test_warps_and_what_they_tell_one_another_under_the_interpreter():
-    assert "19 passed" in under_the_interpreter("hopper_emulated.py")
+    assert "22 passed" in under_the_interpreter("hopper_emulated.py")

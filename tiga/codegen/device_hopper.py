@@ -159,6 +159,18 @@ def store_through(buffer, at, stride, first, end, width, x, DTYPE: gl.constexpr,
 
 
 @gluon.jit
+def load_through(buffer, at, stride, first, end, width, BLOCK_D: gl.constexpr, LAYOUT: gl.constexpr):
+    """Such vectors, in LAYOUT, the same way back; 0 outside of the rows and of the vectors."""
+    warps: gl.constexpr = gl.num_warps()
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_D, BLOCK_D // 8], [warps, 1], [1, 0])
+    row = first + gl.arange(0, buffer.shape[0], layout=gl.SliceLayout(1, layout))
+    d = gl.arange(0, BLOCK_D, layout=gl.SliceLayout(0, layout))
+    rows = at + row.to(gl.int64) * stride
+    buffer.store(gl.load(rows[:, None] + d[None, :], mask=(row < end)[:, None] & (d < width)[None, :], other=0))
+    return buffer.load(LAYOUT)
+
+
+@gluon.jit
 def over_features(x, LAYOUT: gl.constexpr):
     """A number a row, for all features of LAYOUT."""
     return gl.convert_layout(x, gl.SliceLayout(1, LAYOUT), assert_trivial=True)[:, None]

@@ -21,9 +21,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 from tiga.codegen import device_hopper as tl
-from tiga.codegen.device_hopper import back_and_forth, edges_only, following, furthest, load_numbers, not_zero
-from tiga.codegen.device_hopper import over_features, packed, place, reach_of_rows, sign, spoiled_rows, store_rows
-from tiga.codegen.device_hopper import store_through, tanh, tell, tile_at, unpacked, word
+from tiga.codegen.device_hopper import back_and_forth, edges_only, following, furthest, load_numbers, load_through
+from tiga.codegen.device_hopper import not_zero, over_features, packed, place, reach_of_rows, sign, spoiled_rows
+from tiga.codegen.device_hopper import store_rows, store_through, tanh, tell, tile_at, unpacked, word
 """
 _WORD = re.compile(r"\b[A-Za-z_]\w*")
 
@@ -54,7 +54,7 @@ class HopperEmitter(ConsumerEmitter):
             n = self.at(x)
             if x.ref in self.p.scalars:
                 add(n, "scalar", x.ref)
-            elif x.mode == "vector":
+            elif x.mode == "vector" and x not in self.afterwards:
                 add(n, "descriptor", x.ref, x)
             else:
                 add(n, "tensor", x.ref)
@@ -164,6 +164,8 @@ class HopperEmitter(ConsumerEmitter):
         argument but a constant, which a tuple of arguments cannot hold."""
         if q.kind in ("output row", "output stride"):
             return self.work.outputs[q.of[1]].vector is not None
+        if q.kind in ("row", "stride"):
+            return any(x.ref == q.of[0] for x in self.afterwards)
         return q.kind in ("tensor", "output", "descriptor", "width", "spoiled", *TOLD["rows1"], *TOLD["blocks"])
 
     def reach(self) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tiga.codegen.emit_tiles import Emitter
-from tiga.codegen.hopper import far_numbers, products_of, vectors
+from tiga.codegen.hopper import far_numbers, late_vectors, near_vectors, products_of, vectors
 from tiga.codegen.plan_hopper import HopperPlan
 from tiga.codegen.ranges_hopper import REACH
 from tiga.codegen.tiles import Axes, Fold, Input, Work
@@ -37,7 +37,8 @@ class ConsumerEmitter(Emitter):
         super().__init__(axes, work, span)
         self.plan, self.widths = plan, widths
         self.nodes = RowValues(axes, lambda text: self.put(1, text), self.short)
-        self.near, self.far, self.brought = vectors(work, "own"), vectors(work, "far"), far_numbers(work)
+        self.near, self.afterwards = near_vectors(work), late_vectors(work)
+        self.far, self.brought = vectors(work, "far"), far_numbers(work)
         self.products = products_of(axes, work)
         self.levels: dict[str, int] = {}
         self.flying: list[str] = []  # matrix products that were begun and not waited for, in order
@@ -353,7 +354,12 @@ class ConsumerEmitter(Emitter):
     def finish(self) -> None:
         """Stores results: those of 16 bits by way of the owners' vectors' place, as nobody reads these any more."""
         self.load_own(None)
-        buffers = list(self.near)
+        places = {self.widths[x.vector]: f"{self.at(x)}_s.index(near)" for x in self.near}
+        for x in self.afterwards:
+            n, d = self.base(x)[0], self.widths[x.vector]
+            where = f"{n}, {n}_row, own_first + WG * 64, own_end, {self.width_of(x.vector)}"
+            self.put(1, f"{n}_v = load_through({places[d]}, {where}, {d}, O{d})")
+            self.nodes.known[self.wide(x.ref)] = Value(f"{n}_v", "md", x.dtype)
         for line in self.work.after:
             self.node_line(line)
         for k, o in enumerate(self.work.outputs):
@@ -367,12 +373,10 @@ class ConsumerEmitter(Emitter):
                 continue
             d, short = self.widths[o.vector], self.p.types[o.ref].dtype == self.near[0].dtype
             value = self.nodes.text(o.ref, "f32" if self.p.types[o.ref].floating else "", "md")
-            free = next((x for x in buffers if self.widths[x.vector] == d), None) if short else None
-            if free is None:
+            if not short or d not in places:
                 self.put(1, f"store_rows({rows}, {value}, live_own, {self.width_of(o.vector)}, {d}, O{d})")
                 continue
-            buffers.remove(free)
             where = f"out{k}{heads}, out{k}_row, own_first + WG * 64, own_end, {self.width_of(o.vector)}"
-            self.put(1, f"store_through({self.at(free)}_s.index(near), {where}, {value}, {self.short_dtype()}, {d})")
+            self.put(1, f"store_through({places[d]}, {where}, {value}, {self.short_dtype()}, {d})")
         self.put(1, "fence_async_shared()")
         self.put(1, "mbarrier.arrive(own_empty.index(near), count=1)")

@@ -32,6 +32,17 @@ def far_numbers(work: Work) -> tuple[Input, ...]:
     return tuple([x for x in work.inputs if x.mode == "number" and x.side == "far"])
 
 
+def near_vectors(work: Work) -> tuple[Input, ...]:
+    """The owners' vectors that products read."""
+    return tuple([x for x in vectors(work, "own") if any(x.ref in pair for pair in work.inners.values())])
+
+
+def late_vectors(work: Work) -> tuple[Input, ...]:
+    """The owners' vectors that only lines after the edges read."""
+    near = near_vectors(work)
+    return tuple([x for x in vectors(work, "own") if x not in near])
+
+
 def refusal(axes: Axes, work: Work, span: str) -> str:
     """Why no kernel of this skeleton runs the work; "" where one does."""
     p = axes.p
@@ -61,8 +72,14 @@ def _of_vectors(axes: Axes, work: Work) -> str:
         return "folds other than softmax or weighted sums of vectors by an inner product"
     if any(f.weight is None and f.reducer == "sum" for f in work.folds):
         return "a sum without weights"
-    if any(x.ref not in (own if x.side == "own" else {*both, *fields}) or x.side == "shared" for x in found):
+    late = late_vectors(work)
+    there = [x for x in found if x not in late]
+    if any(x.ref not in (own if x.side == "own" else {*both, *fields}) or x.side == "shared" for x in there):
         return "a vector that is in no product"
+    early = [*work.before, *[axes.p.definitions[r] for f in work.folds for r in f.lines]]
+    read = {axes.same(a) for line in early for a in line.args}
+    if any(x.ref in read for x in late):
+        return "a vector that is in no product, but read before the edges"
     if len({x.dtype for x in found}) != 1 or found[0].dtype not in ("f16", "bf16"):
         return "vectors of other than one 16-bit dtype"
     if any(len([a for a in x.heads if a in work.axes]) > MOST_HEADS for x in found):

@@ -139,6 +139,10 @@ class HopperLaunch(Launch):
         vectors = dict.fromkeys([x.vector for x in found] + [o.vector for o in self.work.outputs if o.vector])
         self.vectors = tuple([(a, hopper.padded(self.call.size(a))) for a in vectors])
         self.padded = dict(self.vectors)
+        places = {self.padded[x.vector] for x in hopper.near_vectors(self.work)}
+        for x in hopper.late_vectors(self.work):
+            if self.padded[x.vector] not in places:
+                raise Refused(f"{x.ref} of {self.padded[x.vector]} features, which no vector of a product has")
         width = max(self.padded.values())
         softmax = any(f.reducer == "softmax" for f in self.work.folds)
         fewest = plan_hopper.FEWEST.get((self.ready.span, width))
