@@ -191,5 +191,5 @@ def test_kernels_under_the_interpreter():
         HERE,
     ]
     env = dict(os.environ, PYTHONPATH=os.pathsep.join([HERE, *sys.path]))
-    run = subprocess.run([*command, "-c", os.devnull], cwd=HERE, env=env, capture_output=True, text=True, timeout=600)
+    run = subprocess.run([*command, "-c", os.devnull], cwd=HERE, env=env, capture_output=True, text=True, timeout=800)
     assert run.returncode == 0, run.stdout[-3000:]

@@ -97,7 +97,7 @@ def sources(text):
 def test_kernels_under_the_interpreter():
     command = [sys.executable, "-m", "pytest", "-q", "-p", "interpreted_rows", "rows_interpreted.py", "--rootdir", HERE]
     env = dict(os.environ, PYTHONPATH=os.pathsep.join([HERE, *sys.path]))
-    run = subprocess.run([*command, "-c", os.devnull], cwd=HERE, env=env, capture_output=True, text=True, timeout=600)
+    run = subprocess.run([*command, "-c", os.devnull], cwd=HERE, env=env, capture_output=True, text=True, timeout=800)
     assert run.returncode == 0, run.stdout[-3000:]
     launched, written, refused = re.search(r"rows launched: (\d+), written: (\d+), refused: (.*)", run.stdout).groups()
     assert int(launched) > 150 and int(written) > 150, run.stdout[-300:]

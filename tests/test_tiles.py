@@ -65,13 +65,13 @@ def interpreted(*arguments):
         os.devnull,
     ]
     env = dict(os.environ, PYTHONPATH=os.pathsep.join([HERE, *sys.path]))
-    run = subprocess.run(command, cwd=HERE, env=env, capture_output=True, text=True, timeout=400)
+    run = subprocess.run(command, cwd=HERE, env=env, capture_output=True, text=True, timeout=800)
     assert run.returncode == 0, run.stdout[-3000:]
     return tuple(map(int, re.search(r"kernels launched: (\d+), written: (\d+)", run.stdout).groups()))
 
 
 def test_cases_run_as_kernels_under_the_interpreter():
-    tests = "test_error_is_that_of_plain_torch and float32 or test_nan_reaches or test_results_repeat or nobodys_source"
+    tests = "test_error_is_that_of_plain_torch and float32 or test_nan_reaches or nobodys_source"
     launched, written = interpreted("test_cases.py", "-k", tests)
     assert launched > 150 and written > 60
 

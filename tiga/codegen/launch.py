@@ -31,7 +31,7 @@ _FIXED = {"count": COUNT, "list": LIST, **bounds.STAGES}
 WIDEST = 512  # of a vector that a tile holds whole
 GROUP = 32 << 20  # bytes of the other end's fields that heads visited at a time may have: what a cache keeps
 FEW_OWNERS = 32  # of a tile
-SHORT = 16  # tiles of others: of few owners, so many take no more time than parts of them, a launch, and their merge
+SHORT = 16  # tiles of up to 64 others: of few owners, so many take no more time than parts, a launch, and their merge
 FEW_SPILLED = 64  # registers of a thread in memory, which cost less than
 TINY = 256  # numbers of a tile
 
@@ -146,7 +146,7 @@ class Launch:
         self.plan = first
         if self.ready.span == "nodes" or self.work.tile or self.work.within:
             return []
-        if self.divisible() and self.other > SHORT * first.block_n:
+        if self.divisible() and self.long():
             return []
         while self.idle() and self.plan.block_m > FEW_OWNERS:
             self.plan = dataclasses.replace(self.plan, block_m=self.plan.block_m // 2, warps=4)
@@ -155,12 +155,16 @@ class Launch:
     def idle(self) -> bool:
         return 2 * self.tiles() * self.heads <= multiprocessors(self.call.device)
 
+    def long(self) -> bool:
+        """Whether parts of a row and their merge take less time than the row."""
+        return self.other > SHORT * min(self.plan.block_n, 64)
+
     def divisible(self) -> bool:
         return self.ready.span in ("band", "rows1") and not (self.work.tables or self.work.tile or self.work.within)
 
     def parts(self) -> int:
         """Into how many parts the sources are split: where few programs would leave most of the chip idle."""
-        if not self.divisible() or not self.idle() or self.other <= SHORT * self.plan.block_n:
+        if not self.divisible() or not self.idle() or not self.long():
             return 1
         wanted = at_once(self.plan) * multiprocessors(self.call.device) // (self.tiles() * self.heads)
         return max(1, min(wanted, self.other // (2 * self.plan.block_n)))
