@@ -7,6 +7,7 @@ thread that never ends. Memory that was not written is nan, or no place at all.
 """
 
 import builtins
+import functools
 import importlib
 import math
 import random
@@ -16,10 +17,13 @@ import types
 
 import torch
 
+from tiga.codegen import kernels, launch, launch_hopper, plan_hopper
+
 PATIENCE = 20.0  # seconds that a thread waits at a barrier
 MODULES = ("tiga.codegen.device_hopper", "tiga.codegen.device_hopper_pruned")
 _here = threading.local()
 failed = []  # what threads raised
+ran = []  # grows by each kernel that runs here: launches that are kept from test to test know it
 
 
 class Number(int):
@@ -201,31 +205,33 @@ def allocate(dtype, shape, layout):
     return Memory(torch.full(shape, math.nan if dtype.is_floating_point else -77_777, dtype=dtype))
 
 
-def specialize(parts, warps, registers):
-    """The first part is of as many warps as the kernel."""
+def together(jobs):
+    """Functions without arguments, each in a thread of its own; the first of their errors, once all have ended."""
 
-    def run(fn, args, count):
-        _here.warps = count
+    def run(job):
         try:
-            fn(*args)
-        except BaseException as e:  # shown by whoever waits
+            job()
+        except BaseException as e:
             failed.append(e)
 
-    place = _here.program
-    threads = []
-    for (fn, args), count in zip(parts, (4, *warps)):
-
-        def start(fn=fn, args=args, count=count):
-            _here.program = place
-            run(fn, args, count)
-
-        threads.append(threading.Thread(target=start))
+    threads = [threading.Thread(target=run, args=(job,)) for job in jobs]
     for t in threads:
         t.start()
     for t in threads:
         t.join()
     if failed:
         raise failed[0]
+
+
+def specialize(parts, warps, registers):
+    """The first part is of as many warps as the kernel."""
+    place = _here.program
+
+    def part(fn, args, count):
+        _here.program, _here.warps = place, count
+        fn(*args)
+
+    together([functools.partial(part, fn, args, count) for (fn, args), count in zip(parts, (4, *warps))])
 
 
 def where(c, a, b):
@@ -384,15 +390,23 @@ def run(text, values, programs):
 
     def program(k):
         _here.program, _here.warps = (k, programs), 4
-        try:
-            scope["propagate"](*values)
-        except BaseException as e:  # shown once all have ended
-            failed.append(e)
+        scope["propagate"](*values)
 
-    threads = [threading.Thread(target=program, args=(k,)) for k in range(programs)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    if failed:
-        raise failed[0]
+    together([functools.partial(program, k) for k in range(programs)])
+
+
+def stand_in(monkeypatch, fewest):
+    """A chip of sm_90 with two multiprocessors, which runs Gluon kernels here. Gives `ran`, empty."""
+    interpreted = launch.runner
+
+    def runner(text, values, plan, grid, device):
+        if "gluon" not in text:
+            return interpreted(text, values, plan, grid, device)
+        return kernels.Runner(lambda *arguments: ran.append(run(text, arguments, grid[0])), 0, None)
+
+    monkeypatch.setattr(launch, "runner", runner)
+    monkeypatch.setattr(launch_hopper, "unavailable", lambda device: "")
+    monkeypatch.setattr(launch_hopper, "multiprocessors", lambda device: 2)
+    monkeypatch.setattr(plan_hopper, "FEWEST", fewest)
+    ran.clear()
+    return ran

@@ -8,46 +8,19 @@ import gluon_emulated
 import pytest
 import torch
 import triton
+from test_hopper import Attention, Gated, Positions
 
 import tiga as tg
-from tiga.codegen import kernels, launch, launch_hopper, plan_hopper
 
 HEADS = 2
-ran = []
 
 
 @pytest.fixture(autouse=True)
-def as_on_hopper(monkeypatch):
-    def runner(text, values, plan, grid, device):
-        if "gluon" not in text:
-            return interpreted(text, values, plan, grid, device)
-        return kernels.Runner(lambda *arguments: ran.append(gluon_emulated.run(text, arguments, grid[0])), 0, None)
-
-    interpreted = launch.runner
-    monkeypatch.setattr(launch, "runner", runner)
-    monkeypatch.setattr(launch_hopper, "unavailable", lambda device: "")
-    monkeypatch.setattr(launch_hopper, "multiprocessors", lambda device: 2)
+def ran(monkeypatch):
+    """What Gluon kernels ran, which do whatever they can."""
     every = [(span, width) for span in ("band", "rows1", "blocks") for width in (64, 128, 256)]
-    monkeypatch.setattr(plan_hopper, "FEWEST", dict.fromkeys(every, (0, 0)))
     torch.manual_seed(0)
-    ran.clear()
-
-
-class Attention(tg.MessagePassing):
-    reducer = tg.online_softmax()
-
-    def edge(self, src, dst, edge, scale):
-        return self.reducer((src.key * dst.query).sum(-1) * scale, src.value)
-
-
-class Positions(tg.MessagePassing):
-    """A cap, slopes, and numbers of both ends."""
-
-    reducer = tg.online_softmax()
-
-    def edge(self, src, dst, edge, scale):
-        score = 30 * torch.tanh((src.key * dst.query).sum(-1) * scale / 30)
-        return self.reducer(score + (src.pos - dst.pos) * dst.slope, src.value)
+    return gluon_emulated.stand_in(monkeypatch, dict.fromkeys(every, (0, 0)))
 
 
 def of_pairs(n, m, edge):
@@ -108,7 +81,7 @@ def check(got, wanted, dtype):
 
 
 @pytest.mark.parametrize("point", POINTS, ids=lambda p: f"{p[0]} {p[1]} {p[2]}")
-def test_point(point):
+def test_point(point, ran):
     n, width, kind, dtype = point
     graph, mask = KINDS[kind](n)
     draw = lambda rows: torch.randn(rows, HEADS, width).to(dtype).requires_grad_()
@@ -126,7 +99,7 @@ def test_point(point):
 
 
 @pytest.mark.parametrize("scale", [0.1, -0.1])
-def test_scores_of_positions(scale):
+def test_scores_of_positions(scale, ran):
     n, width = 300, 64
     graph, mask = KINDS["triangular"](n)
     draw = lambda: torch.randn(n, HEADS, width).half().requires_grad_()
@@ -144,14 +117,6 @@ def test_scores_of_positions(scale):
     check(got, [wanted, *torch.autograd.grad(wanted, exact, given.double())], torch.bfloat16)
 
 
-class Gated(Attention):
-    """A gate that only the result reads; the result before it as well, as its gradient does."""
-
-    def edge(self, src, dst, edge, scale):
-        out = super().edge(src, dst, edge, scale)
-        return out, out * torch.sigmoid(dst.gate)
-
-
 class Added(Attention):
     """A vector of products that the result reads again."""
 
@@ -160,7 +125,7 @@ class Added(Attention):
 
 
 @pytest.mark.parametrize("width", [64, 104])
-def test_gates(width):
+def test_gates(width, ran):
     n = 300
     graph, mask = KINDS["blocks"](n)
     query, key, value, gate = (torch.randn(n, HEADS, width).half() for _ in range(4))

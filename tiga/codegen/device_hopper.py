@@ -47,7 +47,6 @@ from triton.experimental.gluon.language import (  # noqa: F401
 from triton.language import PropagateNan  # noqa: F401
 
 LOG2E: gl.constexpr = gl.constexpr(1.4426950408889634)
-TOLD: gl.constexpr = gl.constexpr(13)  # words of a tile of owners
 
 # Where a program is.
 
@@ -95,11 +94,12 @@ def following(stage, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def tell(told, slot, words):
-    """Of a tile of owners what its consumers are to know, in shared memory: they read it where they need it."""
+def tell(told, at, words):
+    """Of a tile of owners what its consumers are to know, in shared memory from `at` on: they read it where they need
+    it."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     for k in gl.static_range(len(words)):
-        told.index(slot * TOLD + k).store(gl.full([1], words[k], gl.int32, layout))
+        told.index(at + k).store(gl.full([1], words[k], gl.int32, layout))
 
 
 @gluon.jit

@@ -78,7 +78,7 @@ class HopperEmitter(ConsumerEmitter):
     def constants(self) -> str:
         plan, rows = self.plan, ["", "LOG2E = gl.constexpr(1.4426950408889634)"]
         numbers = {"CONSUMERS": plan.consumers, "BLOCK_M": plan.block_m, "BLOCK_N": plan.block_n}
-        numbers.update(STAGES=plan.stages, OWNS=plan.owns, TOLD=len(REACH), **self.more_numbers())
+        numbers.update(STAGES=plan.stages, OWNS=plan.owns, PLACE_WORDS=len(REACH), **self.more_numbers())
         rows += [f"{name} = gl.constexpr({n})" for name, n in numbers.items()]
         rows.append("S = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N.value, 16]))  # of scores")
         rows += ["ROWS = gl.constexpr(gl.SliceLayout(1, S.value))", "COLS = gl.constexpr(gl.SliceLayout(0, S.value))"]
@@ -104,7 +104,7 @@ class HopperEmitter(ConsumerEmitter):
             layout = "gl.SwizzledSharedLayout(1, 1, 1, [0])"
             found[f"{self.at(x)}_s"] = f"gl.allocate_shared_memory({dtype}, [STAGES, BLOCK_N], {layout})"
         words = "gl.SwizzledSharedLayout(1, 1, 1, [0])"
-        found["told"] = f"gl.allocate_shared_memory(gl.int32, [OWNS * TOLD, 1], {words})"
+        found["told"] = f"gl.allocate_shared_memory(gl.int32, [OWNS * PLACE_WORDS, 1], {words})"
         for name, (count, _) in self.barriers().items():
             found[name] = f"gl.allocate_shared_memory(gl.int64, [{count}, 1], mbarrier.MBarrierLayout())"
         return found
@@ -201,7 +201,7 @@ class HopperEmitter(ConsumerEmitter):
         self.heads_of(2)
         put(2, "for w in gl.static_range(CONSUMERS):")
         put(3, "mbarrier.wait(own_empty.index(own_stage * CONSUMERS + w), own_phase ^ 1)")
-        put(2, f"tell(told, own_stage, ({', '.join(REACH)}))")
+        put(2, f"tell(told, own_stage * PLACE_WORDS, ({', '.join(REACH)}))")
         size = sum([64 * 2 * self.widths[x.vector] for x in self.near])
         put(2, "for w in gl.static_range(CONSUMERS):")
         put(3, "near = own_stage * CONSUMERS + w")
@@ -212,7 +212,7 @@ class HopperEmitter(ConsumerEmitter):
         self.bring_tiles()
         put(1, "for w in gl.static_range(CONSUMERS):")
         put(2, "mbarrier.wait(own_empty.index(own_stage * CONSUMERS + w), own_phase ^ 1)")
-        put(1, "tell(told, own_stage, (-1,))")
+        put(1, "tell(told, own_stage * PLACE_WORDS, (-1,))")
         put(1, "for w in gl.static_range(CONSUMERS):")
         put(2, "mbarrier.arrive(own_full.index(own_stage * CONSUMERS + w), count=1)")
         return self.body()
@@ -260,7 +260,7 @@ class HopperEmitter(ConsumerEmitter):
         put = self.put
         put(1, self.zeros())
         put(1, "mbarrier.wait(own_full.index(WG), 0)")
-        put(1, "while word(told, own_stage * TOLD) >= 0:")
+        put(1, "while word(told, own_stage * PLACE_WORDS) >= 0:")
         put(2, f"{', '.join(self.carried)} = rows_of(WG, {', '.join(self.place)}, {self.call('rows_of')})")
         put(2, "own_stage, own_phase = following(own_stage, own_phase, OWNS)")
         put(2, "mbarrier.wait(own_full.index(own_stage * CONSUMERS + WG), own_phase)")
@@ -302,7 +302,7 @@ class HopperEmitter(ConsumerEmitter):
 
     def enter_rows(self) -> None:
         for k, name in enumerate(REACH):
-            self.put(1, f"{name} = word(told, own_stage * TOLD + {k})")
+            self.put(1, f"{name} = word(told, own_stage * PLACE_WORDS + {k})")
         self.heads_of(1)
         self.put(1, "own = own_first + WG * 64 + tl.arange(0, 64, layout=ROWS)")
         self.put(1, "live_own = own < own_end")

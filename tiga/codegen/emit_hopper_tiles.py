@@ -129,7 +129,7 @@ class ConsumerEmitter(Emitter):
         if self.finds_again():
             self.put(depth, f"{name} = masked(WG, own_stage, {step}, {name}, {instead}, {self.call('masked')})")
             return
-        words = [f"word(told, own_stage * TOLD + {REACH.index(name)})" for name in TILES]
+        words = [f"word(told, own_stage * PLACE_WORDS + {REACH.index(name)})" for name in TILES]
         self.put(depth, f"at = tile_at({step}, {', '.join(words)}, BLOCK_N)")
         self.put(depth, f"{name} = edges_only({name}, at, row_start, row_stop, {instead}, COLS)")
 
