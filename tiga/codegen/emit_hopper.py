@@ -11,7 +11,7 @@ import re
 
 from tiga.codegen.emit_hopper_tiles import ConsumerEmitter
 from tiga.codegen.emit_nodes import Parameter, Source
-from tiga.codegen.ranges_hopper import RANGES, REACH, TAKEN, TOLD
+from tiga.codegen.ranges_hopper import NUMBERED, RANGES, REACH, TAKEN, TILES, TOLD
 from tiga.codegen.tiles import Input
 from tiga.codegen.values import TRITON
 from tiga.types import compute_dtype
@@ -170,7 +170,8 @@ class HopperEmitter(ConsumerEmitter):
 
     def reach(self) -> list[str]:
         """Where a program is, and the tiles of others that it visits."""
-        for text in RANGES[self.span].format(last_first=self.owners_are_rows()).splitlines():
+        where = RANGES[self.span].format(last_first=self.owners_are_rows()).splitlines()
+        for text in (*where, *([] if self.work.tile is None else [NUMBERED]), *TILES.splitlines()):
             self.put(1, text)
         self.put(1, f"return {', '.join(REACH)}")
         return self.body()

@@ -34,7 +34,11 @@ class Emitter(PrunedEmitter):
     # Which tiles.
 
     def ranges(self) -> None:
-        """begin .. end: the others that are reached; inner_begin .. inner_end: those of tiles without a mask."""
+        """begin .. end: the others that are reached; inner_begin .. inner_end: those of tiles without a mask.
+
+        Tiles that are numbered, as those that may be skipped, begin at multiples of their size. Others begin with the
+        first edge: so packed sequences have the fewest tiles, and the fewest with a mask, wherever they lie.
+        """
         put = lambda text: self.put(1, text)
         if self.span == "band":
             put("other_low = 0")
@@ -51,7 +55,7 @@ class Emitter(PrunedEmitter):
                 put(f"row_start{k} = tl.load(start{k} + own, mask=live_own, other=0)")
                 put(f"row_stop{k} = tl.load(stop{k} + own, mask=live_own, other=0)")
                 put(f"some{k} = row_start{k} < row_stop{k}")
-                put(f"begin{k} = tl.min(tl.where(some{k}, row_start{k}, num_other), 0) // BLOCK_N * BLOCK_N")
+                put(f"begin{k} = tl.min(tl.where(some{k}, row_start{k}, num_other), 0)")
                 put(f"end{k} = tl.max(tl.where(some{k}, row_stop{k}, 0), 0)")
             if self.span == "rows1":
                 put("inner_begin = tl.max(tl.where(live_own, row_start, 0), 0)")
@@ -59,21 +63,27 @@ class Emitter(PrunedEmitter):
         else:
             put("begin = tl.load(reach_low + own_first // BLOCK_M)")
             put("end = tl.load(reach_high + own_first // BLOCK_M)")
+        numbered = self.work.tile is not None or self.work.within is not None
+        for k in ("", "2")[: 1 + (self.span == "rows2")] if numbered else ():
+            put(f"begin{k} = begin{k} // BLOCK_N * BLOCK_N")
         if self.span == "rows2":
             put("steps = tl.cdiv(tl.maximum(end - begin, 0), BLOCK_N)")
             put("all_steps = steps + tl.cdiv(tl.maximum(end2 - begin2, 0), BLOCK_N)")
             put("next_begin = begin2")
             return
-        put("begin = begin // BLOCK_N * BLOCK_N")
         put("begin, end = part_of(begin, end, split, splits, BLOCK_N)")
         if self.span[:4] == "cols":
             put("steps = tl.cdiv(tl.maximum(end - begin, 0), BLOCK_N)")
             put("all_steps = steps")
             put("next_begin = begin")
             return
-        size = self.size_of_full()
-        put(f"inner_begin = tl.maximum(tl.cdiv(inner_begin, {size}) * {size}, begin)")
-        put(f"inner_end = tl.minimum(inner_end // {size} * {size}, end // {size} * {size})")
+        if numbered:
+            size = self.size_of_full()
+            put(f"inner_begin = tl.maximum(tl.cdiv(inner_begin, {size}) * {size}, begin)")
+            put(f"inner_end = tl.minimum(inner_end // {size} * {size}, end // {size} * {size})")
+        else:
+            put("inner_begin = begin + tl.cdiv(tl.maximum(inner_begin - begin, 0), BLOCK_N) * BLOCK_N")
+            put("inner_end = begin + tl.maximum(tl.minimum(inner_end, end) - begin, 0) // BLOCK_N * BLOCK_N")
         put("inner_end = tl.maximum(inner_begin, inner_end)")
         put("some_inner = inner_begin < inner_end")
         put("steps = tl.cdiv(tl.maximum(tl.where(some_inner, inner_begin, end) - begin, 0), BLOCK_N)")

@@ -8,10 +8,12 @@ TAKEN = ("blocks",)  # whose tiles are taken by whoever is next: what counts the
 REACH = (
     "head own_first own_end low high other_low other_high begin next_begin inner_begin steps all_steps all_tiles"
 ).split()
-# Tiles with a mask lie at both ends of those of edges only. All begin at a multiple of BLOCK_N.
-_TILES = """begin = begin // BLOCK_N * BLOCK_N
-inner_begin = tl.maximum(tl.cdiv(inner_begin, BLOCK_N) * BLOCK_N, begin)
-inner_end = tl.maximum(inner_begin, tl.minimum(inner_end, end) // BLOCK_N * BLOCK_N)
+# Tiles with a mask lie at both ends of those of edges only. They begin with the first edge; those that may be skipped,
+# which are numbered, at a multiple of their size.
+NUMBERED = "begin = begin // BLOCK_N * BLOCK_N"
+TILES = """inner_begin = begin + tl.cdiv(tl.maximum(inner_begin - begin, 0), BLOCK_N) * BLOCK_N
+inner_end = begin + tl.maximum(tl.minimum(inner_end, end) - begin, 0) // BLOCK_N * BLOCK_N
+inner_end = tl.maximum(inner_begin, inner_end)
 some_inner = inner_begin < inner_end
 steps = tl.cdiv(tl.maximum(tl.where(some_inner, inner_begin, end) - begin, 0), BLOCK_N)
 all_steps = steps + tl.where(some_inner, tl.cdiv(tl.maximum(end - inner_end, 0), BLOCK_N), 0)
@@ -33,13 +35,11 @@ RANGES = {
     + """other_low = 0
 other_high = num_other
 """
-    + _BAND
-    + _TILES,
+    + _BAND,
     "rows1": _PLACE
     + """low, high, other_low, other_high = 0, 0, 0, num_other
 begin, end, inner_begin, inner_end = reach_of_rows(start, stop, own_first, num_own, num_other, BLOCK_M)
-"""
-    + _TILES,
+""",
     "blocks": """slot, head = place(program, num_tiles // num_heads, num_heads, group, False)
 at = ordered + slot * 8
 own_first = tl.load(at)
@@ -49,6 +49,5 @@ other_high = tl.load(at + 3)
 low = tl.load(at + 4)
 high = tl.load(at + 5)
 """
-    + _BAND
-    + _TILES,
+    + _BAND,
 }
