@@ -303,13 +303,17 @@ def transposed(f: Function, states: int, types: tuple) -> Function:
 
 
 def _linear(d: _Adjoint, g: Value, line: Line, args: list) -> list:
-    """y = x W^T: the gradient of W is a sum over rows of outer products, a reducer of its own."""
+    """y = x W^T: the gradient of W is a sum over rows of outer products, a reducer of its own. Of W = V^T that of V."""
     x, weight = args
-    b = d.builder
-    out = [(line.args[0], b.emit("linear", (g, weight.emit("permute", "-1", "-2"))))]
-    if line.args[1] in d.active:
-        if x.type.place == "shared" or len(x.type.sizes) > 0:
-            out.append((line.args[1], b.reduce("shared", "dot", (g, x))[0]))
+    b, (_, ref) = d.builder, line.args
+    made = d.p.definitions.get(ref)
+    back, pair = weight.emit("permute", "-1", "-2"), (g, x)
+    if made is not None and (made.op, made.attrs) == ("permute", ("-1", "-2")):
+        ref = made.args[0]
+        back, pair = d.values[ref], (x, g)
+    out = [(line.args[0], b.emit("linear", (g, back)))]
+    if ref in d.active and (x.type.place == "shared" or len(x.type.sizes) > 0):
+        out.append((ref, b.reduce("shared", "dot", pair)[0]))
     return out
 
 

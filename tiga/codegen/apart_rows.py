@@ -28,11 +28,33 @@ Few = tuple[tuple[str, int], ...]
 """Fields of edges that are such inputs, and how many numbers each has."""
 
 
+_READ = ("linear", "permute", "reduce")
+
+
+@functools.lru_cache(4096)
+def _bare(p: Program) -> Program:
+    """The program whose maps read their operands of 16 bits as they lie: their numbers are float32 once read."""
+
+    def behind(ref: str) -> str:
+        line = p.definitions.get(ref)
+        if line is None or (line.op, line.attrs) != ("to", ("f32",)) or line.args[0] in p.definitions:
+            return ref
+        return line.args[0] if p.types[line.args[0]].dtype in ("bf16", "f16") else ref
+
+    def read(line: Line) -> Line:
+        maps = line.op in _READ and (line.op != "reduce" or line.attrs[1] == "dot")
+        return dataclasses.replace(line, args=tuple(map(behind, line.args))) if maps else line
+
+    lines = tuple(map(read, p.lines))
+    return dataclasses.replace(p, lines=lines, definitions={o: line for line in lines for o in line.outs})
+
+
 @functools.lru_cache(4096)
 def _inputs(p: Program) -> tuple[tuple[str, Any], ...]:
     """The fields that linear maps of a program read: none, if a map reads anything else."""
     if p.batch or any([line.op == "scan" for line in p.lines]):
         return ()
+    p = _bare(p)
     fields = {o.ref for o in p.operands if o.place == "edge" and len(o.sizes) == 1}
     read = {line.args[0]: line.args[1] for line in p.lines if line.op == "linear" and line.args[0] in fields}
     matrices = {o.ref for o in p.operands if o.place == "shared"} & set(read.values())
@@ -57,6 +79,7 @@ def transposed(p: Program, ref: str) -> str:
 
 def apart(p: Program, owner: str, few: Few, sums: bool) -> tuple[Program, frozenset[str]]:
     """The program for an owner's pass, and the names of its new lines; sums: that pass has those over all edges."""
+    p = _bare(p)
     work = Apart(p, owner, dict(few), sums)
     new = dataclasses.replace(p, lines=tuple(work.lines), types=work.types, definitions=work.defined)
     return new, frozenset(work.new)
@@ -68,7 +91,7 @@ class Apart:
         self.types, self.new = dict(p.types), set[str]()
         self.lines: list[Line] = []
         self.same: dict[tuple, str] = {}
-        self.maps: dict[str, Line] = {}  # by what holds its result
+        self.maps: dict[str, tuple[Line, ...]] = {}  # maps and sums of maps, by what holds their result
         maps = [line.args for line in p.lines if line.op == "linear" and line.args[0] in few]
         self.matrices = {w: few[x] for x, w in maps}
         for line in p.lines:
@@ -113,9 +136,9 @@ class Apart:
         return self.put("vector", (w,), (str(t), str(self.matrices[w])), Type("shared", self.types[w].dtype, sizes))
 
     def products(self, name: str) -> list[tuple[str, str]]:
-        """The terms of a map: (number of the edge, vector of all)."""
-        x, w = self.maps[name].args
-        return [(self.column(x, t), self.vector(w, t, self.types[name].sizes)) for t in range(self.few[x])]
+        """The terms of a map, or of a sum of maps: (number of the edge, vector of all)."""
+        sizes, maps = self.types[name].sizes, [line.args for line in self.maps[name]]
+        return [(self.column(x, t), self.vector(w, t, sizes)) for x, w in maps for t in range(self.few[x])]
 
     # What a value is made of.
 
@@ -157,7 +180,14 @@ class Apart:
     # Rules: each says whether it took the line apart.
 
     def taken(self, line: Line) -> bool:
-        rule = {"linear": self.linear, "reshape": self.reshape, "sum": self.inner, "reduce": self.fold}.get(line.op)
+        rule = {
+            "linear": self.linear,
+            "add": self.add,
+            "reshape": self.reshape,
+            "reshape_like": self.reshape,
+            "sum": self.inner,
+            "reduce": self.fold,
+        }.get(line.op)
         kept = len(self.lines), dict(self.types), set(self.new), dict(self.same)
         if rule is None:
             return False
@@ -171,10 +201,16 @@ class Apart:
         x, w = line.args
         if x not in self.few:
             return self.sums and transposed(self.p, w) in self.matrices and self.back(line, transposed(self.p, w))
-        self.maps[line.outs[0]] = line
+        self.maps[line.outs[0]] = (line,)
         readers = [r for r in self.p.lines if line.outs[0] in r.args]
         # others read its shape alone
         return any([r.op not in ("reshape", "reshape_like") for r in readers]) and self.whole(line)
+
+    def add(self, line: Line) -> bool:
+        if not self.maps.keys() >= set(line.args):
+            return False
+        self.maps[line.outs[0]] = tuple([x for a in line.args for x in self.maps[a]])
+        return self.whole(line)
 
     def reshape(self, line: Line) -> bool:
         if line.args[0] not in self.maps:

@@ -29,6 +29,7 @@ from tiga.types import DTYPES, compute_dtype
 WIDEST = 2048  # features of a tile, a row
 CHUNK = 8  # slots that are merged at a time
 MOST_PARTS = 16 << 20  # bytes of the sums that programs keep to themselves, of all of them
+HOPELESS = 512  # bytes of spills, after which only more warps help
 MOST_RECORDS = 4096
 FAR_AWAY = 1 << 31  # elements, from which on offsets of rows have 64 bits
 
@@ -246,8 +247,11 @@ def recorded(
     constants = {"NUMBERED": graph.number is not None, "CUT": cut, "WIDE": wide}
     size = bucket(graph.num_own, graph.col.shape[0])
     best: tuple[Call, Plan] | None = None
-    needs = (*widths(p, ready, tensors), matrix(ready.main, sizes), size, p.launch, bool(sums), held(p, ready))
+    factor = matrix(ready.main, sizes)
+    needs = (*widths(p, ready, tensors), factor, size, p.launch, bool(sums), held(p, ready))
     for plan in plans(*needs):
+        if best is not None and best[0].spills > HOPELESS and best[1].warps == plan.warps and not factor:
+            continue
         main = made(ready.main, plan, every, constants, sizes, device, compiling)
         if main is not None and (best is None or main.spills < best[0].spills):
             best = (main, plan)
