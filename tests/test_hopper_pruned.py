@@ -40,7 +40,7 @@ class Shifted(Attention):
 @pytest.fixture
 def taken(monkeypatch):
     """Plans that no time is known of are taken, of any size."""
-    monkeypatch.setattr(plan_hopper, "PRUNED", plan_hopper.UNTIMED)
+    monkeypatch.setattr(plan_hopper, "PRUNED", plan_hopper.PRUNED | plan_hopper.UNTIMED)
     monkeypatch.setattr(plan_hopper, "FEWEST", {("band", 64): (0, 0), ("band", 128): (0, 0)})
     monkeypatch.setattr(launch_hopper, "multiprocessors", lambda device: 1)
 
@@ -106,8 +106,9 @@ def test_what_is_taken(taken, module, graph, why):
 
 def test_no_plan_is_taken_that_was_not_timed(monkeypatch):
     monkeypatch.setattr(launch_hopper, "multiprocessors", lambda device: 1)
-    monkeypatch.setattr(plan_hopper, "FEWEST", {("band", 128): (0, 0)})
-    assert "no plan for tiles" in refusal(lowered(Attention(**PEAK), CAUSAL, 128))
+    monkeypatch.setattr(plan_hopper, "FEWEST", {("band", 64): (0, 0), ("band", 128): (0, 0)})
+    assert "no plan for tiles" in refusal(lowered(Attention(**PEAK), CAUSAL, 64))
+    assert refusal(lowered(Attention(**PEAK), CAUSAL, 128)) == ""
 
 
 def test_kernels_by_threads():

@@ -50,15 +50,18 @@ _TABLE = {
     (64, 2, 1): (HopperPlan(2, 128, 3, 1, True, _TWO), HopperPlan(2, 64, 4, 1, True, _TWO_NUMBERS)),
     (64, 2, 2): (HopperPlan(2, 64, 4, 1, True, _TWO_NUMBERS), HopperPlan(2, 32, 4, 1, False, _TWO_NUMBERS)),
 }
-# Of works that skip tiles, by tile and width: none that runs is timed yet, and so none is taken.
-PRUNED: dict[tuple, tuple[PrunedHopperPlan, ...]] = {}
-UNTIMED = {
-    ((128, 64), 128): (PrunedHopperPlan(2, 64, 6, 2, True, _TWO, 3),),
-    ((128, 64), 64): (PrunedHopperPlan(2, 64, 8, 2, True, _TWO, 4),),
-}
+# Of works that skip tiles, by tile and width. What is not timed is not taken.
+PRUNED = {((128, 64), 128): (PrunedHopperPlan(2, 64, 6, 2, True, _TWO, 3),)}
+UNTIMED = {((128, 64), 64): (PrunedHopperPlan(2, 64, 8, 2, True, _TWO, 4),)}
 # The fewest others that a row reaches, by relation and width of tiles, with which these kernels were the faster ones
 # on an H200 (2026-11-30): of softmax, and of sums alone, as gradients are. What is not here was not timed.
-FEWEST = {("band", 128): (1024, 256), ("blocks", 128): (512, 512), ("band", 64): (4096, 4096)}
+FEWEST = {
+    ("band", 64): (4096, 4096),
+    ("band", 128): (1024, 256),
+    ("band", 256): (2048, 2048),
+    ("blocks", 128): (512, 512),
+    ("rows1", 128): (16384, 4096),
+}
 
 
 def hopper_plans(width: int, products: int, sums: int, softmax: bool) -> tuple[HopperPlan, ...]:
