@@ -5,6 +5,7 @@ import os
 
 os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton
 
+import interpreted  # noqa: E402, F401
 import torch  # noqa: E402
 
 from tiga import passes  # noqa: E402

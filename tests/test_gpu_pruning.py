@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 import tiga as tg
-from tiga.codegen import device_pruned, emit_pruned, launch, plan_pruned, steps
+from tiga.codegen import calls, device_pruned, emit_pruned, plan_pruned, steps
 from tiga.codegen.plan_pruned import PrunedPlan
 
 pytestmark = pytest.mark.gpu
@@ -319,10 +319,10 @@ def test_results_are_equal_whatever_the_plan(option, monkeypatch):
         monkeypatch.setattr(emit_pruned, "PROBE", probe)  # tiles before a loop is chosen, and which one
         monkeypatch.setattr(emit_pruned, "ENOUGH", enough)
         steps._records.clear()
-        launch._source.cache_clear()
+        calls._source.cache_clear()
         found.append(report_of(Attention(**option), tg.Graph.triangular(ROWS), q, k, v))
     steps._records.clear()
-    launch._source.cache_clear()
+    calls._source.cache_clear()
     out, report = found[0]
     assert report.skipped.sum() > 0
     for other, said in found[1:]:
