@@ -84,8 +84,15 @@ def in_turns(runs: dict[str, Callable[[], Any]], setting: Setting, turns: int = 
 
 
 def a_call(fn: Callable[[], Any], setting: Setting, calls: int = 100, batches: int = 15) -> float:
-    """Microseconds of one call, host and device: the median of batches of calls between two synchronizations."""
-    for _ in range(max(1, calls // 10)):
+    """Microseconds of one call, host and device: the median of batches of calls between two synchronizations; of slow
+    calls fewer a batch, so that it takes a tenth of a second."""
+    fn()
+    synchronize(setting)
+    begun = time.perf_counter()
+    fn()
+    synchronize(setting)
+    calls = max(1, min(calls, int(0.1 / (time.perf_counter() - begun))))
+    for _ in range(calls // 10):
         fn()
     return _batches(fn, setting, calls, batches, wait=True)
 
