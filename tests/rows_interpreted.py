@@ -9,6 +9,7 @@ import test_fusion
 import torch
 from cases import CASES, Attention, Case, Max, NetScore, tensors
 from test_cases import assert_same
+from test_rows import Rearranged
 from torch.nn.functional import leaky_relu
 
 import tiga as tg
@@ -297,6 +298,13 @@ def test_maps_of_few_inputs(count, heads, width, monkeypatch):
     assert_same(*both(Projected(), graph, edges, src, dst, uniform, {"a": a}, again=True))
     text = [key[0].main.text for key in launch_rows._records]
     assert any("softmax_weights" in t for t in text) and any("tl.join" in t for t in text)
+
+
+def test_rearranged_features():
+    graph, edges = listed([(0, 1), (2, 1), (5, 0), (3, 4), (4, 4)], 6, 5)
+    x, y, z = fields(6, 120), fields(5, 120), fields(5, 6, 3)
+    ends = {"x": x}, {"x": y[:, :80], "y": y[:, 80:]}
+    assert_same(*both(Rearranged(), graph, edges, *ends, edge={"z": z}, again=True))
 
 
 @pytest.mark.parametrize("count", [2, 3])

@@ -267,6 +267,27 @@ def test_others_compile_without_spills(lower, dtype, monkeypatch):
     assert len(found) > 3 and all(spilled == 0 for _, _, spilled, _ in found), found
 
 
+class Rearranged(tg.MessagePassing):
+    """Features that do not fill a power of two, in another order, more of them, and fewer."""
+
+    reducer = tg.online_softmax()
+
+    def edge(self, src, dst, edge):
+        key, query = src.x.unflatten(-1, (6, 20)), torch.cat((dst.y, dst.x), -1).unflatten(-1, (6, 20))
+        return self.reducer((key * query).sum(-1), torch.cat((key[..., 7:9], edge.z), -1))
+
+
+@pytest.mark.parametrize("plan", [Plan(1, 1, 4), Plan(1, 1, 8), Plan(2, 1, 2)], ids=str)
+def test_rearranged_features_compile_with_any_plan(plan, monkeypatch):
+    """Triton 3.6 fails at a gather from more or fewer elements than there are indices, if warps share a row."""
+    n = 4096
+    x, z = torch.randn(n, 120), torch.randn(n * 8, 6, 3)
+    call = Rearranged().lower(graph(n), {"x": x}, {"x": x[:, :80], "y": x[:, 80:]}, {"z": z})
+    monkeypatch.setattr(launch_rows, "plans", lambda *needs: [plan])
+    assert len(chosen(augment(call.program), call.tensors, call.ints, call.scalars, 90, monkeypatch)) == 1
+    assert len(chosen(*backward(call), 90, monkeypatch)) == 2
+
+
 def test_another_edge_count_is_no_other_kernel(monkeypatch):
     """Graphs of one bucket: nothing is emitted, planned or compiled anew, and every number is that of the call."""
     made: list = []

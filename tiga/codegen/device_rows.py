@@ -313,6 +313,37 @@ def outer(x, y, PRECISION: tl.constexpr):
     return z
 
 
+@triton.constexpr_function
+def repeated(shape, axis, times, apart):
+    """The shape of something that is there so many times along an axis; apart: of one more dimension."""
+    shape = [int(n) for n in shape]
+    middle = [times, shape[axis]] if apart else [times * shape[axis]]
+    return [*shape[:axis], *middle, *shape[axis + 1 :]]
+
+
+@triton.jit
+def copies(x, AXIS: tl.constexpr, TIMES: tl.constexpr):
+    """x, so many times, one after another."""
+    many = tl.broadcast_to(tl.expand_dims(x, AXIS), repeated(x.shape, AXIS, TIMES, True))
+    return tl.reshape(many, repeated(x.shape, AXIS, TIMES, False))
+
+
+@triton.jit
+def gathered(x, at, AXIS: tl.constexpr):
+    """x[at] along an axis. Triton 3.6 fails where x and at differ in size there and a warp does not hold a whole row:
+    the smaller of them is repeated."""
+    have: tl.constexpr = x.shape[AXIS]
+    want: tl.constexpr = at.shape[AXIS]
+    if have < want:
+        y = tl.gather(copies(x, AXIS, want // have), at, AXIS)
+    elif have > want:
+        y = tl.gather(x, copies(at, AXIS, have // want), AXIS)
+        y = tl.max(tl.reshape(y, repeated(at.shape, AXIS, have // want, True)), AXIS).to(x.dtype)  # of equals
+    else:
+        y = tl.gather(x, at, AXIS)
+    return y
+
+
 @triton.jit
 def moved(x, START: tl.constexpr, STEP: tl.constexpr, EVERY: tl.constexpr, BACK: tl.constexpr, SHAPE: tl.constexpr):
     """y[i] = x[START + STEP * i // EVERY] along the dimension BACK from the right, where EVERY divides; else 0."""
@@ -325,12 +356,12 @@ def moved(x, START: tl.constexpr, STEP: tl.constexpr, EVERY: tl.constexpr, BACK:
         at = tl.expand_dims(at, -1)
         real = tl.expand_dims(real, -1)
     at = tl.zeros(SHAPE, tl.int32) + at
-    return tl.where(real, tl.gather(x, at, axis), 0)
+    return tl.where(real, gathered(x, at, axis), 0)
 
 
 @triton.jit
 def reshaped(x, at, FLAT: tl.constexpr, WIDE: tl.constexpr, SHAPE: tl.constexpr, PADDED: tl.constexpr):
     """x with its features as SHAPE: FLAT has x's in one dimension, WIDE the new ones, of which i is FLAT's at[i]."""
     if PADDED:
-        x = tl.gather(tl.reshape(x, FLAT), tl.zeros(WIDE, tl.int32) + at, len(FLAT) - 1)
+        x = gathered(tl.reshape(x, FLAT), tl.zeros(WIDE, tl.int32) + at, len(FLAT) - 1)
     return tl.reshape(x, SHAPE)
