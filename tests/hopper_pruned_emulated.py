@@ -3,6 +3,8 @@
 test_hopper_pruned.py starts these with `-p interpreted`.
 """
 
+import dataclasses
+
 import gluon_emulated
 import pruning
 import pytest
@@ -103,6 +105,20 @@ def test_the_rule_is_the_rule(graph, rule, ran):
         check(out, report, q, k, v, mask, WIDTH**-0.5, head, **RULES[rule])
     if name in ("causal", "dense", "window"):
         assert (report.skipped.sum() > 0) == (rule != "nothing")
+
+
+def test_told_when_the_one_ahead_is_weighed(ran, monkeypatch):
+    """The order of the plan of 128 that is taken; elsewhere here a tile is told of earlier."""
+    (plan,) = plan_hopper.UNTIMED[TILE, WIDTH]
+    late = dataclasses.replace(plan, early=not plan.early)
+    monkeypatch.setattr(plan_hopper, "PRUNED", {(TILE, WIDTH): (late,)})
+    graph, mask = GRAPHS["causal"]()
+    q, k, v = planted(*mask.shape)
+    with torch.no_grad():
+        out, report = attend(Attention(**{OPTIONS[x]: y for x, y in RULES["peak"].items()}), graph, q, k, v)
+    assert len(ran) == 1 and report.skipped.sum() > 0
+    for head in range(HEADS):
+        check(out, report, q, k, v, mask, WIDTH**-0.5, head, **RULES["peak"])
 
 
 @pytest.mark.parametrize("scale", [-0.2, 0.0])

@@ -9,7 +9,6 @@ import tiga as tg
 from tiga.adjoint import augment
 from tiga.codegen import launch_hopper, plan_hopper
 from tiga.codegen.calls import Call
-from tiga.codegen.plan_hopper import PrunedHopperPlan
 from tiga.ops import tiles
 from tiga.parser import parse
 
@@ -68,23 +67,25 @@ def refusal(call):
     return ""
 
 
-CAUSAL = tg.Graph.triangular(ROWS)
+CAUSAL, PRUNED = tg.Graph.triangular(ROWS), plan_hopper.PRUNED
 PEAK, MASS = {"block_prune_threshold": 0.01}, {"prune_mass": 0.01}
 
 
 @pytest.mark.parametrize(
     ("options", "width", "maps"),
-    [(MASS, 128, 0), (PEAK | {"prune_backward": True}, 128, 1)],
-    ids=["mass", "peak"],
+    [(MASS, 128, 0), (PEAK, 128, 0), (PEAK | {"prune_backward": True}, 128, 1)],
+    ids=["mass", "peak", "peak, told early"],
 )
-def test_kernel_keeps_its_promises(taken, options, width, maps):
+def test_kernel_keeps_its_promises(taken, options, width, maps, monkeypatch):
     """No register in memory in a loop over tiles, no product that waits for the one before, and the weights of a kept
     tile, the exponentials of its scores, between the products of the one before and the wait for them."""
+    if not maps:
+        monkeypatch.setattr(plan_hopper, "PRUNED", PRUNED)
     call = lowered(Attention(**options), CAUSAL, width)
     text = str(augment(call.program)) if maps else call.program
     made = [(plan, m) for _, plan, m in compiled_hopper.kernels_of(text, call) if m is not None]
     ((plan, kernel),) = made
-    assert isinstance(plan, PrunedHopperPlan) and launch_hopper.faults(kernel) == "" and "C75" not in kernel.log
+    assert plan.early == bool(maps) and launch_hopper.faults(kernel) == "" and "C75" not in kernel.log
     assert sum(n >= plan.block_n // 2 for _, n in compiled_hopper.waits(kernel.sass)) >= 2 * plan.consumers
 
 

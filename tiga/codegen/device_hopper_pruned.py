@@ -32,16 +32,6 @@ def row_tops(score):
 
 
 @gluon.jit
-def scaled_tops(score, by):
-    """[rows]: the largest of score * by, nan if any is."""
-    if by > 0:
-        tops = row_tops(score)
-    else:
-        tops = -row_tops(-score)
-    return tops * by
-
-
-@gluon.jit
 def tile_from(step, steps, all_steps, careful, begin, next_begin, inner_begin, num_other, BLOCK_N: gl.constexpr):
     """Where the others of tile number `step` begin: those with a mask, one past the end of all, those of edges only."""
     masked = gl.where(step < steps, begin + step * BLOCK_N, next_begin + (step - steps) * BLOCK_N)

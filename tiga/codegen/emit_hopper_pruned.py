@@ -9,6 +9,7 @@ odd number of tiles: the first is always kept, and one that holds no edge is add
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 from tiga.codegen.emit_hopper import HEAD, HopperEmitter
@@ -19,7 +20,7 @@ from tiga.codegen.values import Value, Values
 from tiga.program import Line
 
 MORE = """from tiga.codegen.device_hopper_pruned import NOTHING, SLACK, allowed, certificate, edges_and_count, hear
-from tiga.codegen.device_hopper_pruned import left_out, row_tops, say, scaled_tops, tile_from
+from tiga.codegen.device_hopper_pruned import left_out, row_tops, say, tile_from
 """
 # `careful` tiles with a mask, and an odd number of all; `some`: those that hold edges.
 _MORE_TILES = """some = all_steps + (next_begin - inner_begin) // BLOCK_N
@@ -44,6 +45,7 @@ class PrunedHopperEmitter(HopperEmitter):
         self.values: Input = self.pruned.field
         self.keys = next(x for x in self.far if x != self.values)
         self.mass = not self.by_peak(self.pruned)
+        self.early = self.plan.early and not self.mass  # which row may lose how much is known later
 
     # Memory.
 
@@ -168,7 +170,7 @@ class PrunedHopperEmitter(HopperEmitter):
         self.weigh_kept("a", first=True)
         k = self.k
         if not self.mass:
-            self.hear("highest", "a")
+            self.hear("highest", "a", "a")
             put("highest = tl.where(highest == highest, highest, float('-inf'))")
             put(f"held{k} = tl.full([64], float('-inf'), tl.float32, layout=ROWS)")
             put(f"held_count{k} = held{k}")
@@ -181,8 +183,17 @@ class PrunedHopperEmitter(HopperEmitter):
         self.put(1, "for step in range(1, all_tiles, 2):")
         self.depth = 2
         for now, then in (("b", "step"), ("a", "step + 1")):
-            self.weigh_heard(now, then)
-            self.judged(_OTHER[now], f"{then} + 1", f"{then} + 2")
+            judge = partial(self.judged, _OTHER[now], f"{then} + 1", f"{then} + 2")
+            if self.early:
+                self.put(2, f"stage_now, phase_now = stage_{now}, phase_{now}")
+                judge()
+                self.weigh_heard(now, then, "now")
+            else:
+                self.weigh_heard(now, then, now)
+                judge()
+        if self.early:
+            self.depth = 1
+            self.leave("held")
 
     def multiply(self, of: str, stage: str) -> None:
         own = self.near[0]
@@ -213,18 +224,16 @@ class PrunedHopperEmitter(HopperEmitter):
         put = lambda text: self.put(self.depth, text)
         of, self.k = self.of, k
         score, factor = self.scaled(f.line.args[0]) or (self.pair(f.line.args[0], "f32"), "")
-        put(f"score_{of} = {score}")
-        instead, tops = "float('-inf')", f"row_tops(score_{of})"
         if factor:
             if self.first:
                 put(f"by{k} = not_zero({factor})")
-            instead, tops = f"tl.where(by{k} > 0, float('-inf'), float('inf'))", f"scaled_tops(score_{of}, by{k})"
-        self.factor = f"(by{k} * LOG2E)" if factor else "LOG2E"
+            score = f"({score}) * by{k}"  # in registers of its own: those of the product are soon another's
+        put(f"score_{of} = {score}")
         put(f"count_{of} = tl.full([64], {math.log2(self.plan.block_n)} + SLACK, tl.float32, layout=ROWS)")
         put(f"if {self.step} < careful:")
-        told = f"WG, own_stage, {self.step}, score_{of}, {instead}, {self.call('masked')}"
+        told = f"WG, own_stage, {self.step}, score_{of}, float('-inf'), {self.call('masked')}"
         put(f"    score_{of}, count_{of} = masked({told})")
-        put(f"tops_{of} = tl.where(live_own, {tops}, float('-inf'))")
+        put(f"tops_{of} = tl.where(live_own, row_tops(score_{of}), float('-inf'))")
         word = f"tops_{of}"
         if self.mass and not self.first:
             self.leave("candidate")
@@ -239,9 +248,9 @@ class PrunedHopperEmitter(HopperEmitter):
             put(f"if {self.step} < all_tiles:")
             put(f"    {told}")
 
-    def hear(self, name: str, of: str) -> None:
-        self.put(self.depth, f"mbarrier.wait(said.index(stage_{of}), phase_{of})")
-        self.put(self.depth, f"{name} = hear(said_{of}, stage_{of})")
+    def hear(self, name: str, of: str, at: str) -> None:
+        self.put(self.depth, f"mbarrier.wait(said.index(stage_{at}), phase_{at})")
+        self.put(self.depth, f"{name} = hear(said_{of}, stage_{at})")
 
     def leave(self, which: str) -> None:
         """What is left out, with one more tile: that before if it was skipped, or this one should it be."""
@@ -252,9 +261,9 @@ class PrunedHopperEmitter(HopperEmitter):
         state = f"exponent{k}, rest{k}, tops_{self.of}, count_{self.of}"
         put(f"candidate{k}, candidate_rest{k} = left_out({state})")
 
-    def weigh_heard(self, of: str, step: str) -> None:
+    def weigh_heard(self, of: str, step: str, at: str) -> None:
         k, put = self.k, lambda text: self.put(self.depth, text)
-        self.hear("most", of)
+        self.hear("most", of, at)
         self.judge_tile(self.depth)
         put("if skip == 0:")
         self.depth += 1
@@ -282,7 +291,7 @@ class PrunedHopperEmitter(HopperEmitter):
                 put("mbarrier.wait(own_empty.index(near), own_phase ^ 1)")
         put(f"higher{k} = tl.maximum(peak{k}, tops_{of} * LOG2E)")
         put(f"safe{k} = tl.where(higher{k} == float('-inf'), 0.0, higher{k})")
-        put(f"weight{k} = tl.exp2(score_{of} * {self.factor} - safe{k}[:, None])")
+        put(f"weight{k} = tl.exp2(score_{of} * LOG2E - safe{k}[:, None])")
         put(f"keep{k} = tl.exp2(peak{k} - safe{k})")
         put(f"peak{k} = higher{k}")
         put(f"total{k} = total{k} * keep{k} + tl.sum(weight{k}, 1)")
