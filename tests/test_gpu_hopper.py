@@ -20,6 +20,9 @@ POINTS = [
 WIDE = ((80, "window"), (96, "blocks"), (104, "triangular"), (256, "dense"), (200, "intervals"), (40, "offset"))
 POINTS += [(n, width, kind, "bfloat16", "contiguous") for n in (129, 1000) for width, kind in WIDE]
 POINTS += [(4097, 128, "triangular", "bfloat16", "contiguous"), (4097, 64, "window", "bfloat16", "heads-outermost")]
+KERNELS: dict = {}  # sizes and layouts, by what makes a kernel: compiled once, it sees them all
+for _n, *_kernel, _layout in POINTS:
+    KERNELS.setdefault(tuple(_kernel), []).append((_n, _layout))
 
 
 @pytest.fixture(autouse=True)
@@ -40,12 +43,13 @@ def forget():
     replay.KEPT.clear()
 
 
-@pytest.mark.parametrize("point", POINTS, ids=lambda p: " ".join(map(str, p)))
-def test_point(point):
-    n, width, kind, dtype, layout = point
-    launched = passes.COUNTS["launch-hopper"]
-    check_point(n, width, kind, getattr(torch, dtype), layout, lambda run: run())
-    assert passes.COUNTS["launch-hopper"] > launched
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda p: " ".join(map(str, p)))
+def test_points(kernel):
+    width, kind, dtype = kernel
+    for n, layout in KERNELS[kernel]:
+        launched = passes.COUNTS["launch-hopper"]
+        check_point(n, width, kind, getattr(torch, dtype), layout, lambda run: run())
+        assert passes.COUNTS["launch-hopper"] > launched, (n, layout)
 
 
 class Positions(tg.MessagePassing):
