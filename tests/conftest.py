@@ -9,6 +9,8 @@ import pytest
 _CACHE = tempfile.TemporaryDirectory(prefix="tiga_inductor_")
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = _CACHE.name
 os.environ["TORCH_EXTENSIONS_DIR"] = os.path.join(_CACHE.name, "extensions")
+# threads that have nothing to do sleep: others run beside them, of another process, on the same cores
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch  # noqa: E402
 
