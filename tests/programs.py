@@ -105,3 +105,13 @@ def mask_inside(kind: str, n: int, tensors: tuple[Tensor, ...]) -> Tensor:
     if kind in masks:
         return masks[kind]()
     return torch.zeros(n, n, dtype=torch.bool).index_put((edges[1], edges[0]), torch.tensor(True))
+
+
+class Rearranged(tg.MessagePassing):
+    """Features that do not fill a power of two, in another order, more of them, and fewer."""
+
+    reducer = tg.online_softmax()
+
+    def edge(self, src, dst, edge):
+        key, query = src.x.unflatten(-1, (6, 20)), torch.cat((dst.y, dst.x), -1).unflatten(-1, (6, 20))
+        return self.reducer((key * query).sum(-1), torch.cat((key[..., 7:9], edge.z), -1))

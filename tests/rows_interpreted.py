@@ -8,8 +8,8 @@ import test_cases
 import test_fusion
 import torch
 from cases import CASES, Attention, Case, Max, NetScore, tensors
+from programs import Rearranged
 from test_cases import assert_same
-from test_rows import Rearranged
 from torch.nn.functional import leaky_relu
 
 import tiga as tg

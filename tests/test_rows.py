@@ -9,6 +9,7 @@ import pytest
 import torch
 from cases import Attention, Capped, Own
 from compiled import compile_for, used
+from programs import Rearranged
 from torch import nn
 from torch.nn.functional import leaky_relu
 
@@ -265,16 +266,6 @@ def test_others_compile_without_spills(lower, dtype, monkeypatch):
         *chosen(*backward(call), 90, monkeypatch),
     ]
     assert len(found) > 3 and all(spilled == 0 for _, _, spilled, _ in found), found
-
-
-class Rearranged(tg.MessagePassing):
-    """Features that do not fill a power of two, in another order, more of them, and fewer."""
-
-    reducer = tg.online_softmax()
-
-    def edge(self, src, dst, edge):
-        key, query = src.x.unflatten(-1, (6, 20)), torch.cat((dst.y, dst.x), -1).unflatten(-1, (6, 20))
-        return self.reducer((key * query).sum(-1), torch.cat((key[..., 7:9], edge.z), -1))
 
 
 @pytest.mark.parametrize("plan", [Plan(1, 1, 4), Plan(1, 1, 8), Plan(2, 1, 2)], ids=str)

@@ -28,9 +28,6 @@ Few = tuple[tuple[str, int], ...]
 """Fields of edges that are such inputs, and how many numbers each has."""
 
 
-_READ = ("linear", "permute", "reduce")
-
-
 @functools.lru_cache(4096)
 def _bare(p: Program) -> Program:
     """The program whose maps read their operands of 16 bits as they lie: their numbers are float32 once read."""
@@ -42,7 +39,7 @@ def _bare(p: Program) -> Program:
         return line.args[0] if p.types[line.args[0]].dtype in ("bf16", "f16") else ref
 
     def read(line: Line) -> Line:
-        maps = line.op in _READ and (line.op != "reduce" or line.attrs[1] == "dot")
+        maps = line.op in ("linear", "permute") or (line.op == "reduce" and line.attrs[1] == "dot")
         return dataclasses.replace(line, args=tuple(map(behind, line.args))) if maps else line
 
     lines = tuple(map(read, p.lines))

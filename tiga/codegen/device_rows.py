@@ -313,19 +313,11 @@ def outer(x, y, PRECISION: tl.constexpr):
     return z
 
 
-@triton.constexpr_function
-def repeated(shape, axis, times, apart):
-    """The shape of something that is there so many times along an axis; apart: of one more dimension."""
-    shape = [int(n) for n in shape]
-    middle = [times, shape[axis]] if apart else [times * shape[axis]]
-    return [*shape[:axis], *middle, *shape[axis + 1 :]]
-
-
 @triton.jit
 def copies(x, AXIS: tl.constexpr, TIMES: tl.constexpr):
-    """x, so many times, one after another."""
-    many = tl.broadcast_to(tl.expand_dims(x, AXIS), repeated(x.shape, AXIS, TIMES, True))
-    return tl.reshape(many, repeated(x.shape, AXIS, TIMES, False))
+    """x, so many times, one after another along an axis."""
+    many = tl.broadcast_to(tl.expand_dims(x, AXIS), x.shape[:AXIS] + (TIMES,) + x.shape[AXIS:])
+    return tl.reshape(many, x.shape[:AXIS] + (TIMES * x.shape[AXIS],) + x.shape[AXIS + 1 :])
 
 
 @triton.jit
@@ -337,8 +329,10 @@ def gathered(x, at, AXIS: tl.constexpr):
     if have < want:
         y = tl.gather(copies(x, AXIS, want // have), at, AXIS)
     elif have > want:
-        y = tl.gather(x, copies(at, AXIS, have // want), AXIS)
-        y = tl.max(tl.reshape(y, repeated(at.shape, AXIS, have // want, True)), AXIS).to(x.dtype)  # of equals
+        times: tl.constexpr = have // want
+        y = tl.gather(x, copies(at, AXIS, times), AXIS)
+        y = tl.reshape(y, at.shape[:AXIS] + (times,) + at.shape[AXIS:])
+        y = tl.max(y, AXIS).to(x.dtype)  # of equals
     else:
         y = tl.gather(x, at, AXIS)
     return y

@@ -97,7 +97,7 @@ def _plans(row_bytes: int, features: int, matrix: int, size: Bucket, sums: bool)
     if lanes > 4:
         # half of a row's edges at a time: its last ones are visited with the whole block's instructions
         edges = min(edges, FEW_EDGES if sums else max(FEW_EDGES, size.few // 2))
-    return [*[Plan(rows, edges >> k, warps) for k in range(3) if edges >> k], Plan(1, 1, max(4, warps)), Plan(1, 1, 8)]
+    return [*[Plan(rows, edges >> k, warps) for k in range(3) if edges >> k], Plan(1, 1, 4), Plan(1, 1, 8)]
 
 
 def programs(groups: Any, processors: int, most: int = 0, larger: Any = max, smaller: Any = min) -> Any:
