@@ -13,7 +13,7 @@ import torch
 import torch.cuda.random
 import triton
 from cases import Own
-from programs import Attention, attend
+from programs import Attention, Rearranged, attend
 from torch._dynamo import device_interface
 from torch._dynamo.source import ConstantSource
 from torch._functorch.aot_autograd import aot_function
@@ -167,6 +167,15 @@ def rows(n=300, edges=2000):
     return [call(*x) for x in seen.found]
 
 
+def rearranged(n=300, edges=2000):
+    """Features that torch puts together at the nodes, beside a kernel."""
+    graph = tg.Graph.from_edge_index(torch.randint(n, (2, edges)), num_src=n, num_dst=n).prepare()
+    x, y, z = torch.randn(n, 120), torch.randn(n, 40), torch.randn(edges, 6, 3)
+    with Calls() as seen:
+        Rearranged()(graph=graph, src={"x": x}, dst={"x": x[:, :80], "y": y}, edge={"z": z})
+    return call(*seen.found[0])
+
+
 def triangular(q, k, v):
     return attend(Attention(), tg.Graph.triangular(q.shape[0]), q, k, v)
 
@@ -189,6 +198,7 @@ def works():
     forward, backward = rows()
     yield "rows", forward
     yield "rows, backward", backward
+    yield "rearranged", rearranged()
     wide = [((4096, 8, 128), (0, 1, 2), torch.bfloat16)] * 3
     yield "wide", (triangular, wide, ())
     yield "wide, packaged", (triangular, wide, (), True)

@@ -113,5 +113,5 @@ class Rearranged(tg.MessagePassing):
     reducer = tg.online_softmax()
 
     def edge(self, src, dst, edge):
-        key, query = src.x.unflatten(-1, (6, 20)), torch.cat((dst.y, dst.x), -1).unflatten(-1, (6, 20))
-        return self.reducer((key * query).sum(-1), torch.cat((key[..., 7:9], edge.z), -1))
+        key, query = src.x.unflatten(-1, (6, 20)), torch.cat([dst.y, dst.x], -1).unflatten(-1, (6, 20))
+        return self.reducer((key * query).sum(-1), torch.cat([key[..., 7:9], edge.z], -1))

@@ -8,7 +8,7 @@ import zipfile
 
 import pytest
 import torch
-from programs import Attention, attend
+from programs import Attention, Rearranged, attend
 from test_gpu_compile import launched
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
@@ -70,6 +70,24 @@ def test_values_gradients_and_launches(kind):
     assert not any(CALL in code for code in [*codes, *more])
     pairs = zip((out, *got), (wanted, *torch.autograd.grad(wanted.square().sum(), wide)))
     assert all((a.double() - b).norm() <= 1e-5 * b.norm() for a, b in pairs)
+
+
+def test_features_that_torch_puts_together_beside_kernels():
+    torch._dynamo.reset()
+    edges = torch.randint(N, (2, 4000))
+    host = [torch.randn(N, 120) / 4, torch.randn(N, 40) / 4, torch.randn(4000, 6, 3)]
+
+    def run(device, dtype):
+        graph = tg.Graph.from_edge_index(edges.to(device), num_src=N, num_dst=N)
+        layer, given = Rearranged(), [t.to(device, dtype).requires_grad_() for t in host]
+        call = lambda x, y, z: layer(graph=graph, src={"x": x}, dst={"x": x[:, :80], "y": y}, edge={"z": z})
+        fn = torch.compile(call, fullgraph=True) if device == "cuda" else call
+        out = fn(*given)
+        return out.detach(), *torch.autograd.grad(out.square().sum(), given)
+
+    got, codes = run_and_get_code(lambda: run("cuda", torch.float32))
+    assert not any(CALL in code for code in codes)
+    assert all((a.cpu() - b).norm() <= 1e-5 * b.norm() for a, b in zip(got, run("cpu", torch.float64)))
 
 
 def test_sizes_that_change_compile_nothing_more():

@@ -166,7 +166,7 @@ def _slice_rows(x: torch.Tensor, lead: int, dim: str, start: str, length: str, s
     first, count, stride = int(start), int(length), int(step)
     if not count:
         return x.narrow(int(dim), 0, 0)
-    return x.movedim(int(dim), 0)[first : first + (count - 1) * stride + 1 : stride].movedim(0, int(dim))
+    return torch.ops.aten.slice(x, int(dim), first, first + (count - 1) * stride + 1, stride)
 
 
 _SQRT_2_PI = 2 / math.pi**0.5

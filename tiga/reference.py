@@ -165,7 +165,7 @@ class Run:
             x = self.fields[ref]
             t = self.p.types[ref]
             if t.place == "dst" and layout is not None:
-                x = x[layout.rows[0] : layout.rows[1]]
+                x = x.narrow(0, layout.rows[0], layout.rows[1] - layout.rows[0])
             wide = DTYPES[compute_dtype(t.dtype)]
             if x.dtype != wide:
                 x = x.to(wide)

@@ -59,11 +59,13 @@ def _expand(g: Tensor, sizes: tuple, lead: int) -> Tensor:
 
 
 def _unslice(g: Tensor, sizes: tuple, lead: int, dim: str, start: str, length: str, step: str) -> Tensor:
-    d = int(dim)
-    out = g.new_zeros((*g.shape[:d], sizes[d], *(g.shape[d + 1 :] if d != -1 else ())))
-    if int(length):
-        out.movedim(d, 0)[int(start) : int(start) + (int(length) - 1) * int(step) + 1 : int(step)] = g.movedim(d, 0)
-    return out
+    first, count, stride = int(start), int(length), int(step)
+    whole = list(g.shape)
+    whole[int(dim)] = sizes[int(dim)]
+    if not count:
+        return g.new_zeros(whole)
+    stop = first + (count - 1) * stride + 1
+    return torch.ops.aten.slice_backward(g, whole, int(dim), first, stop, stride)
 
 
 def _cat(*args: Any) -> Tensor:

@@ -39,9 +39,17 @@ LEFT = (
 """Why a call may stay a call."""
 
 
+class Shown(str):
+    """A program's text, of which the compiler writes the first line in its comments: a comment has one line."""
+
+    def _custom_fx_repr_fn(self) -> str:
+        return f"'{self.splitlines()[0]} ...'"
+
+
 def lower(program: str, tensors: Sequence[Any], ints: Sequence[Any], scalars: Sequence[float]) -> Any:
     """Results of a call, as the compiler's buffers."""
     p = parse(program)
+    V.graph.current_node.update_arg(0, Shown(program))
     opaque = fallback_handler(_op, add_to_fallback_set=False)
     if tensors[0].get_device().type not in KERNEL_DEVICES:
         return opaque(program, tensors, ints, scalars)
