@@ -14,6 +14,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch  # noqa: E402
 
+SHARED = {"saved", "library", "together", "found"}  # fixtures of a module that take long
+
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: needs a CUDA device")
@@ -21,8 +23,9 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    # first what takes minutes, so that no process is left with it at the end
-    items.sort(key=lambda item: "under_the_interpreter" not in item.name)
+    # first what is made once for many tests, which no other process should take over, and make again; then what takes
+    # long, so that no process is left with it at the end
+    items.sort(key=lambda item: (not SHARED & set(item.fixturenames), "under_the_interpreter" not in item.name))
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
