@@ -10,8 +10,10 @@ from torch import Tensor
 
 import tiga as tg
 from benchmarks.measure import Line, Setting, Table, figure, milliseconds, relative
+from tiga import prune
 from tiga.parser import parse
-from tiga.program import prune, to_text
+from tiga.program import prune as only
+from tiga.program import to_text
 
 WIDTH, HEADS = 128, 4
 
@@ -26,11 +28,12 @@ class Attention(tg.MessagePassing):
 
 
 def planted(rows: int, device: str) -> list[Tensor]:
-    """Of the tiles of 64 keys three in ten, and the first, score about 12 above the others, for every query."""
+    """Of the tiles of keys three in ten, and the first, score about 12 above the others, for every query."""
     draw = lambda *shape: torch.randn(shape, device=device)
-    loud = torch.rand(-(-rows // 64), HEADS, device=device) < 0.3
+    keys = prune.TILE[1]
+    loud = torch.rand(-(-rows // keys), HEADS, device=device) < 0.3
     loud[0] = True
-    loud = loud.repeat_interleave(64, 0)[:rows, :, None]
+    loud = loud.repeat_interleave(keys, 0)[:rows, :, None]
     towards = draw(HEADS, WIDTH)
     query = towards + draw(rows, HEADS, WIDTH) / 4
     key = torch.where(loud, 12 * WIDTH**0.5, 0.0) * towards / towards.square().sum(-1, keepdim=True)
@@ -104,7 +107,7 @@ def without_certificate(module: Attention, fields: dict) -> Callable[[], list[Te
     """The same call, of whose program nothing but the result is asked."""
     call = module.lower(**fields)
     p = parse(call.program)
-    small = prune(p, p.returns[:1])
+    small = only(p, p.returns[:1])
     tensors = [t for o, t in zip(p.operands, call.tensors) if o in small.operands]
     scalars = [x for name, x in zip(p.scalars, call.scalars) if name in small.scalars]
     text = to_text(small)
@@ -113,10 +116,11 @@ def without_certificate(module: Attention, fields: dict) -> Callable[[], list[Te
 
 def table(setting: Setting) -> Table:
     says = (
-        "Causal attention, bfloat16, 4 heads of 128, tiles of 128 destinations by 64 sources; the exact kernels are "
-        "tiga's own. Skipped: of the tiles that hold edges. Certificate: the largest and the mean bound on the "
-        "probability that a row lost, and what it costs, against the same kernel that does not give it. Difference: "
-        "||pruned - exact|| / ||exact||. Every result lies within what its certificate allows."
+        f"Causal attention, bfloat16, {HEADS} heads of {WIDTH}, tiles of {prune.TILE[0]} destinations by "
+        f"{prune.TILE[1]} sources; the exact kernels are tiga's own. Skipped: of the tiles that hold edges. "
+        "Certificate: the largest and the mean bound on the probability that a row lost, and what it costs, against "
+        "the same kernel that does not give it. Difference: ||pruned - exact|| / ||exact||. Every result lies within "
+        "what its certificate allows."
     )
     columns = ("skipped", "exact forward ms", "pruned", "speed", "exact backward ms", "pruned", "speed")
     columns += ("certificate's cost", "certificate", "difference")

@@ -269,6 +269,8 @@ def reduce(x, axis, fn):
 def assembly(text, constraints, args, dtype, is_pure, pack):
     if text.startswith("max.NaN"):
         return torch.maximum(*args)
+    if text.startswith("min.NaN"):
+        return torch.minimum(*args)
     if text.startswith("cvt.rn"):
         return args[0].to(torch.bfloat16 if "bf16" in text else torch.float16).float()
     if text.startswith("rcp"):

@@ -3,8 +3,6 @@
 test_hopper_pruned.py starts these with `-p interpreted`.
 """
 
-import dataclasses
-
 import gluon_emulated
 import pruning
 import pytest
@@ -13,15 +11,13 @@ import triton
 
 import tiga as tg
 from tiga import prune
-from tiga.codegen import plan_hopper
 
-TILE, HEADS, WIDTH = (128, 64), 2, 64
+TILE, HEADS, WIDTH = (64, 128), 2, 64
 
 
 @pytest.fixture(autouse=True)
 def ran(monkeypatch):
-    """What Gluon kernels ran: those that skip tiles with the plans that are not timed yet."""
-    monkeypatch.setattr(plan_hopper, "PRUNED", plan_hopper.PRUNED | plan_hopper.UNTIMED)
+    """What Gluon kernels ran."""
     monkeypatch.setattr(prune, "DEVICES", {"cpu"})
     torch.manual_seed(0)
     return gluon_emulated.stand_in(monkeypatch, {("band", WIDTH): (0, 0)})
@@ -66,6 +62,7 @@ GRAPHS = {
     "causal, few": lambda: (tg.Graph.triangular(65), torch.ones(65, 65).tril().bool()),
     "one": lambda: (tg.Graph.triangular(1), torch.ones(1, 1).bool()),
     "dense": lambda: (tg.Graph.dense(200, 900), torch.ones(200, 900).bool()),
+    "offset": lambda: (tg.Graph.triangular(500, 500, offset=-37), torch.ones(500, 500).tril(-37).bool()),
     "rows without keys": lambda: (tg.Graph.triangular(300, 300, offset=-140), torch.ones(300, 300).tril(-140).bool()),
     "window": lambda: window(500),
 }
@@ -105,20 +102,6 @@ def test_the_rule_is_the_rule(graph, rule, ran):
         check(out, report, q, k, v, mask, WIDTH**-0.5, head, **RULES[rule])
     if name in ("causal", "dense", "window"):
         assert (report.skipped.sum() > 0) == (rule != "nothing")
-
-
-def test_told_when_the_one_ahead_is_weighed(ran, monkeypatch):
-    """The order of the plan of 128 that is taken; by peaks, the other tests here tell of a tile earlier."""
-    (plan,) = plan_hopper.UNTIMED[TILE, WIDTH]
-    late = dataclasses.replace(plan, early=False)
-    monkeypatch.setattr(plan_hopper, "PRUNED", {(TILE, WIDTH): (late,)})
-    graph, mask = GRAPHS["causal"]()
-    q, k, v = planted(*mask.shape)
-    with torch.no_grad():
-        out, report = attend(Attention(**{OPTIONS[x]: y for x, y in RULES["peak"].items()}), graph, q, k, v)
-    assert len(ran) == 1 and report.skipped.sum() > 0
-    for head in range(HEADS):
-        check(out, report, q, k, v, mask, WIDTH**-0.5, head, **RULES["peak"])
 
 
 @pytest.mark.parametrize("scale", [-0.2, 0.0])

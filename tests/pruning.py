@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 SLACK = 1 + 1 / 1024  # by which a certificate is widened
+TOGETHER = 128  # rows whose tiles come in one order
 
 
 @dataclass
@@ -21,14 +22,16 @@ class Judged:
     gaps: list[float]  # of every visited tile, how far its top lies below the running maximum
 
 
-def starts(edges: list[int], size: int) -> list[tuple[int, int]]:
-    """Rows of the query blocks of segments with these edges."""
-    return [(i, min(i + size, b)) for a, b in zip(edges, edges[1:]) for i in range(a, b, size)]
+def starts(edges: list[int], size: int, together: int = 0) -> list[tuple[int, int, int, int]]:
+    """Rows of the query blocks of segments with these edges, and of those around them whose tiles come in one order."""
+    near = max(size, together or TOGETHER)
+    around = lambda i, a, b: (a + (i - a) // near * near, min(a + (i - a) // near * near + near, b))
+    return [(i, min(i + size, b), *around(i, a, b)) for a, b in zip(edges, edges[1:]) for i in range(a, b, size)]
 
 
-def in_order(tiles: list[int], live: dict[int, Tensor], cols: int, order: str, first: Tensor) -> list[int]:
+def in_order(tiles: list[int], near: dict[int, Tensor], cols: int, order: str, first: Tensor) -> list[int]:
     if order == "once":
-        full = lambda t: bool(live[t].all()) and live[t].shape[1] == cols
+        full = lambda t: bool(near[t].all()) and near[t].shape[1] == cols
         return [t for t in tiles if not full(t)] + [t for t in tiles if full(t)]
     if order == "in turn":
         reached = first.any(0).nonzero().flatten()
@@ -41,7 +44,7 @@ def judge(
     score: Tensor,
     mask: Tensor,
     tile: tuple[int, int],
-    blocks: list[tuple[int, int]],
+    blocks: list[tuple[int, int, int, int]],
     rho: float | None = None,
     eps: float | None = None,
     order: str = "once",
@@ -50,14 +53,15 @@ def judge(
     """One head: score [rows, sources] in float64, mask: which pairs are edges; first: those of first intervals."""
     cols, count = tile[1], -(-score.shape[1] // tile[1])
     kept, bound, counts, gaps = torch.zeros_like(mask), torch.zeros(len(score)).double(), [], []
-    for a, b in blocks:
+    for a, b, near_a, near_b in blocks:
         at = {t: slice(t * cols, (t + 1) * cols) for t in range(count)}
         live = {t: mask[a:b, at[t]] for t in range(count)}
         tiles = [t for t in range(count) if live[t].any()]
         highest, skipped = -math.inf, 0
         left = torch.zeros(b - a).double()  # sums of exp(score), as they are
         held = torch.zeros(b - a).double()
-        for t in in_order(tiles, live, cols, order, mask[a:b] if first is None else first[a:b]):
+        near = {t: mask[near_a:near_b, at[t]] for t in range(count)}
+        for t in in_order(tiles, near, cols, order, mask[a:b] if first is None else first[a:b]):
             x = score[a:b, at[t]].masked_fill(~live[t], -math.inf)
             top, tops, n = x.max().item(), x.amax(1), live[t].sum(1)
             more = n * tops.exp() * SLACK

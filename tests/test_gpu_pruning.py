@@ -67,7 +67,8 @@ def relation(name, n):
     mask = mask.expand(graph.num_dst, graph.num_src).cpu()
     order = {"double": "in turn", "reversed": "ascending"}.get(name, "once")
     first = mask & (torch.arange(mask.shape[1]) < 4) if name == "double" else None
-    return graph, mask, pruning.starts(segments(name, n), TILE[0]), order, first
+    together = TILE[0] if graph.kind == "intervals" else 0
+    return graph, mask, pruning.starts(segments(name, n), TILE[0], together), order, first
 
 
 def attend(module, graph, q, k, v, scale=0.5):
@@ -124,10 +125,14 @@ def report_of(module, graph, q, k, v, **more):
 
 
 def adversarial(n):
-    """Every row's mass lies in tiles whose scores are far below those of one row of each block."""
-    q, k, v = planted(n, n)
-    q[:: TILE[0] // 2] *= 16
-    return q, k, v
+    """The mass of most rows lies in the first tile, whose scores are far below those that two rows of each block have
+    in every other tile."""
+    draw = lambda: torch.randn(n, HEADS, WIDTH, device=DEVICE) / 4
+    towards, tile = torch.randn(HEADS, WIDTH, device=DEVICE).sign(), torch.arange(n, device=DEVICE) // TILE[1]
+    size = torch.where(tile == 0, 12.0, torch.where(tile % 2 == 0, 6.0, -6.0)) / WIDTH
+    q, k = towards + draw(), size[:, None, None] * towards + draw()
+    q[:: TILE[0] // 2] *= -16
+    return q, k, draw()
 
 
 SCORES = {"random": lambda n: planted(n, n, loud=0.0), "planted": lambda n: planted(n, n), "adversarial": adversarial}

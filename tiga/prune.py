@@ -15,8 +15,10 @@ from torch import Tensor
 from tiga import preparation
 from tiga.errors import TigaError
 
-TILE = (128, 64)
+TILE = (64, 128)
 """Destinations and sources of the tiles that are judged, unless others are given."""
+TOGETHER = 128
+"""Destinations whose tiles are judged in one order, whichever of them is worked on beside which."""
 DEVICES = preparation.KERNEL_DEVICES
 """Device types that have the kernels."""
 
@@ -141,8 +143,10 @@ def refuse(name: str, value: Any, device: str, kind: str, why: str = "") -> None
         )
 
 
+_ORDER = "tiles that hold pairs which are no edges{}, by source, then tiles of edges only, by source"
 ORDERS = {
-    "once": "tiles that hold pairs which are no edges, by source, then tiles of edges only, by source",
+    "together": _ORDER.format(f" of the {TOGETHER} destinations around"),
+    "once": _ORDER.format(""),
     "ascending": "tiles by source",
     "in turn": "tiles that first intervals reach, by source, then all others, by source",
 }
@@ -174,7 +178,9 @@ class Report:
     @property
     def order(self) -> str:
         kind, tensors, reverse = self._rows[2:5]
-        if kind != "intervals" or (tensors == 2 and not reverse):
+        if kind != "intervals":
+            return ORDERS["together"]
+        if tensors == 2 and not reverse:
             return ORDERS["once"]
         return ORDERS["ascending" if reverse else "in turn"]
 

@@ -1,10 +1,9 @@
-"""Pieces of Gluon kernels that skip tiles: what warpgroups tell of a tile, who hears it, and what is left out."""
+"""Pieces of Gluon kernels that skip tiles: what a warpgroup tells of a tile, and what is left out."""
 
 from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from tiga.codegen.device_hopper import edges_only
 
@@ -26,45 +25,47 @@ def larger(a, b):
 
 
 @gluon.jit
-def row_tops(score):
-    """[rows]: the largest score, nan if any is."""
-    return gl.reduce(score, 1, larger)
+def smaller(a, b):
+    """nan if one is."""
+    return gl.inline_asm_elementwise(
+        "min.NaN.f32 $0, $1, $2;", "=f,f,f", [a, b], dtype=gl.float32, is_pure=True, pack=1
+    )
 
 
 @gluon.jit
-def tile_from(step, steps, all_steps, careful, begin, next_begin, inner_begin, num_other, BLOCK_N: gl.constexpr):
-    """Where the others of tile number `step` begin: those with a mask, one past the end of all, those of edges only."""
-    masked = gl.where(step < steps, begin + step * BLOCK_N, next_begin + (step - steps) * BLOCK_N)
-    masked = gl.where(step < all_steps, masked, num_other)
-    return gl.where(step < careful, masked, inner_begin + (step - careful) * BLOCK_N)
+def farthest(score, by):
+    """[rows]: the largest of score * by, nan if any is."""
+    if by > 0:
+        top = gl.reduce(score, 1, larger)
+    else:
+        top = gl.reduce(score, 1, smaller)
+    return top * by
 
 
 @gluon.jit
 def edges_and_count(x, at, row_start, row_stop, instead, COLS: gl.constexpr):
-    """x of pairs that are edges; log2 of how many of them each row has, and a little more."""
+    """x of pairs that are edges; log2 of how many of them each row has, and a little more; whether any row has one."""
     count = gl.minimum(row_stop, at + x.shape[1]) - gl.maximum(row_start, at)
     wide = gl.where(count > 0, gl.log2(gl.maximum(count, 1).to(gl.float32)) + SLACK, float("-inf"))
-    return edges_only(x, at, row_start, row_stop, instead, COLS), wide
+    return edges_only(x, at, row_start, row_stop, instead, COLS), wide, (gl.max(count, 0) > 0).to(gl.int32)
 
 
-# What all warpgroups know of a tile before any goes on with it.
-
-
-@gluon.jit
-def say(words, said, slot, WG: gl.constexpr, x):
-    """The largest number of each warp's rows, for all others."""
-    most = gl.reduce(x.reshape([4, 16]), 1, larger)
-    words.index(slot).slice(4 * WG, 4).store(most)
-    mbarrier.arrive(said.index(slot), count=1)
+# What the warps of a warpgroup tell one another and the producer of a tile.
 
 
 @gluon.jit
-def hear(words, slot):
-    """The largest number that any warp told, once all did."""
+def say(words, slot, WG: gl.constexpr, x):
+    """The largest number of each warp's rows, nan if one is."""
+    words.index(slot).slice(4 * WG, 4).store(gl.reduce(x.reshape([4, 16]), 1, larger))
+
+
+@gluon.jit
+def hear(words, slot, WG: gl.constexpr):
+    """The largest number that any of a warpgroup's warps told, once all did."""
     lanes: gl.constexpr = [[0]] * 5
     warps: gl.constexpr = [[0]] * (2 if gl.num_warps() == 4 else 0)
-    layout: gl.constexpr = gl.DistributedLinearLayout([[1], [2], [4]], lanes, warps, [], [8])
-    return gl.reduce(words.index(slot).load(layout), 0, larger)
+    layout: gl.constexpr = gl.DistributedLinearLayout([[1], [2]], lanes, warps, [], [4])
+    return gl.reduce(words.index(slot).slice(4 * WG, 4).load(layout), 0, larger)
 
 
 # What is left out: 2 ** exponent * rest.
@@ -72,11 +73,12 @@ def hear(words, slot):
 
 @gluon.jit
 def left_out(exponent, rest, tops, count):
-    """A bound on the sum of exp(score) left out of each row, once 2 ** count scores up to `tops` are as well.
+    """A bound on the sum of exp(score) left out of each row, once 2 ** count scores up to `tops` are as well, which are
+    in base 2.
 
     Rounded up: of thousands of tiles each may be less than half a last digit of those before. nan where a score is.
     """
-    more = tops * LOG2E + count
+    more = tops + count
     high = gl.maximum(exponent, more)
     return high, (rest * gl.exp2(exponent - high) + gl.exp2(more - high)) * 1.0000006
 

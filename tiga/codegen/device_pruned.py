@@ -24,7 +24,7 @@ def row_tops(score, live_own):
 
 @triton.jit
 def tile_top(tops):
-    return tl.reduce(tops, 0, larger)
+    return tl.reduce(tops, None, larger)
 
 
 @triton.jit
@@ -48,7 +48,7 @@ def all_allow(bound, peak, total, odds, count, live_own):
     """
     allowed = bound <= odds * LOG2E + (peak + tl.log2(total))
     allowed = allowed | (count == 0) | (total != total) | (live_own == 0)
-    return tl.min(allowed.to(tl.int32), 0) == 1
+    return tl.min(allowed.to(tl.int32)) == 1
 
 
 @triton.jit

@@ -1,6 +1,7 @@
 """Kernel source of folds that skip tiles: scores are computed, the tile is judged, and weights and values wait for it.
 
 Tiles are judged in one order, whatever the plan: those that hold pairs which are no edges, then tiles of edges only.
+Which is which, of a band or packed sequences, goes by some owners together, so that all skeletons agree.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from tiga.codegen.emit_folds import FoldEmitter
 from tiga.codegen.lists_pruned import the_map
 from tiga.codegen.tiles import Fold, Input
 from tiga.codegen.values import Value
+from tiga.prune import TOGETHER
 
 HEAD = "from tiga.codegen.device_pruned import all_allow, certificate, left_out, row_tops, tile_top\n"
 CERTIFICATE, VISITED, SKIPPED, KEPT, GAPS = range(2, 7)  # results of a pruned softmax
@@ -35,6 +37,14 @@ class PrunedEmitter(FoldEmitter):
         if self.lists():
             self.parameter("tiles", "kept tiles")
             self.parameter("before", "kept before")
+
+    def rows_in_one_order(self) -> tuple[str, str]:
+        """The first and the last of the owners for which a tile must hold edges only to be visited without a mask."""
+        if self.work.tile is None or self.work.tile[0] >= TOGETHER:
+            return "first_row", "last_row"
+        place = "tile" if self.span == "blocks" else "slot"
+        self.put(1, f"first_together = first_row - {place} % {TOGETHER // self.work.tile[0]} * BLOCK_M")
+        return "first_together", f"(tl.minimum(first_together + {TOGETHER}, own_end) - 1)"
 
     def lists(self) -> bool:
         """Whether tiles of edges only are visited by lists of those that were kept."""

@@ -48,8 +48,9 @@ class Emitter(PrunedEmitter):
             put("row_stop = tl.where(live_own, tl.minimum(own + high + 1, other_high), 0)")
             put("begin = tl.maximum(first_row + low, other_low)")
             put("end = tl.minimum(last_row + high + 1, other_high)")
-            put("inner_begin = tl.maximum(last_row + low, other_low)")
-            put("inner_end = tl.minimum(first_row + high + 1, other_high)")
+            first, last = self.rows_in_one_order()
+            put(f"inner_begin = tl.maximum({last} + low, other_low)")
+            put(f"inner_end = tl.minimum({first} + high + 1, other_high)")
         elif self.span[:4] == "rows":
             for k in ("", "2")[: int(self.span[4])]:
                 put(f"row_start{k} = tl.load(start{k} + own, mask=live_own, other=0)")

@@ -216,7 +216,7 @@ class HopperLaunch(Launch):
             return None, f"{type(e).__name__}: {e}"
         if fault or main is None:
             return None, fault
-        self.plan = REDO if self.work.tile is None else Plan(*self.work.tile, 8, 1)
+        self.plan = REDO if self.work.tile is None else Plan(*self.work.tile, min(8, self.work.tile[0] // 16), 1)
         records = [*first, main, self.record("redo")]
         if any(r is None for r in records):
             return None, "the kernel that does rows again does not fit"

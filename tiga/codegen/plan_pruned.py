@@ -21,16 +21,18 @@ def pruned_plans(block_m: int, block_n: int, itemsize: int, rows: int) -> list[P
     block_m = min(block_m, max(16, 1 << max(rows - 1, 0).bit_length()))
     warps = (8,) if block_m >= 128 else (4,) if block_m >= 64 else (4, 8)
     stages = (3, 2, 1) if itemsize == 2 else (2, 1)
-    return [PrunedPlan(block_m, block_n, w, s, 1, True) for w in warps for s in stages]
+    return [PrunedPlan(block_m, block_n, w, s, 1, early) for early in (True, False) for w in warps for s in stages]
 
 
 def plans_within(own: int, other: int, some: Sequence[Plan]) -> list[Plan]:
-    """Plans whose tiles lie within those of a map, of own by other: the same plans, their tiles cut to fit."""
+    """Plans whose tiles lie within those of a map, of own by other: the same plans, their tiles cut to fit. Of half the
+    owners two are on a multiprocessor, if they have no more than two stages."""
     cut = []
     for p in some:
         block_m = min(p.block_m, own)
         warps = p.warps if block_m < 64 else min(p.warps, block_m // 16)
-        cut.append(replace(p, block_m=block_m, block_n=min(p.block_n, other), warps=warps))
+        stages = p.stages if block_m == p.block_m else min(p.stages, 2)
+        cut.append(replace(p, block_m=block_m, block_n=min(p.block_n, other), warps=warps, stages=stages))
     return list(dict.fromkeys(cut))
 
 
