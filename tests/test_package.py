@@ -113,17 +113,19 @@ def test_ci_runs_the_line_in_an_environment_that_it_removes(code, tmp_path):
 
 
 def test_import_is_light():
-    """After torch, in a fresh process: seconds of its own, of any other work on the machine none."""
+    """After torch, in a fresh process, in less than a quarter of torch's own time, whatever the machine does beside."""
     child = """
-import sys, time, torch
+import sys, time
+first = time.process_time()
+import torch
 heavy = {"triton", "torch._dynamo", "torch._inductor"}
 assert not heavy & set(sys.modules), "torch alone"
 start = time.process_time()
 import tiga
-print(time.process_time() - start)
+print((time.process_time() - start) / (start - first))
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
-    assert min(float(run(sys.executable, "-c", child)) for _ in range(3)) < 0.3
+    assert min(float(run(sys.executable, "-c", child)) for _ in range(3)) < 0.25
 
 
 def test_ruff_is_clean():

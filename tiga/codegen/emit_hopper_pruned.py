@@ -299,12 +299,12 @@ class PrunedHopperEmitter(HopperEmitter):
             put("highest0 = tl.where(top0 > highest0, top0, highest0)")
         put("visited0 += some0")
         put("skipped0 += some0 * skip0")
-        self.note()
+        self.note_tile()
 
     def left(self) -> str:
         return "left0, rest_left0" if self.mass else "left_out(exponent0, rest0, tops0, count0)"
 
-    def note(self) -> None:
+    def note_tile(self) -> None:
         """Stores what is asked of the tile, unless it holds no edge of these owners."""
         if not self.work.maps:
             return
