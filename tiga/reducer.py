@@ -190,9 +190,10 @@ class OnlineSoftmaxReducer(Reducer):
     block_prune_threshold: a tile is skipped where its largest score lies below the running maximum of its
     destinations, all together, by more than -ln(threshold) - the published rule; a number in (0, 1], or a tensor of
     such, one a head. prune_mass: a tile is skipped only where that leaves the omitted share of EVERY row's probability
-    below it; a number in (0, 1). The tile is prune_tile = (destinations, sources), the same whatever the sizes. The
-    program's last_report says what was skipped, with a bound on the omitted probability of each row. prune_backward:
-    gradients, exactly those of the pruned result, with the same tiles skipped; without it needing one raises.
+    below it; a number in (0, 1). The tile is prune_tile = (destinations, sources), (64, 128) unless given, the same
+    whatever the sizes. The program's last_report says what was skipped and in which order tiles were judged, with a
+    bound on the omitted probability of each row. prune_backward: gradients, exactly those of the pruned result, with
+    the same tiles skipped; without it needing one raises.
     """
 
     name = "softmax"

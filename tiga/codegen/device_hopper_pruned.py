@@ -33,7 +33,7 @@ def smaller(a, b):
 
 
 @gluon.jit
-def farthest(score, by):
+def row_tops(score, by):
     """[rows]: the largest of score * by, nan if any is."""
     if by > 0:
         top = gl.reduce(score, 1, larger)

@@ -17,9 +17,10 @@ from tiga.codegen.plan_hopper import PrunedHopperPlan
 from tiga.codegen.ranges_hopper import REACH
 from tiga.codegen.tiles import Fold, Input
 from tiga.codegen.values import Value, Values
+from tiga.prune import TOGETHER
 
-MORE = """from tiga.codegen.device_hopper_pruned import NOTHING, SLACK, allowed, certificate, edges_and_count, farthest
-from tiga.codegen.device_hopper_pruned import hear, left_out, say
+MORE = """from tiga.codegen.device_hopper_pruned import NOTHING, SLACK, allowed, certificate, edges_and_count, hear
+from tiga.codegen.device_hopper_pruned import left_out, row_tops, say
 """
 # Before a tile: no kept tile waits for its values; one does, the first after one that was skipped; or a later one of a
 # row of kept tiles, whose values are there.
@@ -36,6 +37,7 @@ class PrunedHopperEmitter(HopperEmitter):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        assert self.plan.block_m == TOGETHER and self.plan.stages >= 3
         self.pruned = self.work.folds[0]
         assert self.pruned.field is not None
         self.values: Input = self.pruned.field
@@ -218,7 +220,7 @@ class PrunedHopperEmitter(HopperEmitter):
         put(f"if {step} < {'1' if self.first else 'all_steps'}:")
         told = f"WG, own_stage, {step}, score0, {instead}, {self.call('masked')}"
         put(f"    score0, count0, some0 = masked({told})")
-        put(f"tops0 = tl.where(live_own, farthest(score0, {by}), float('-inf'))")
+        put(f"tops0 = tl.where(live_own, row_tops(score0, {by}), float('-inf'))")
         if self.mass and not self.first:
             limit = self.edges.text(f.line.args[2], "f32", "m")
             put("left0, rest_left0 = left_out(exponent0, rest0, tops0, count0)")

@@ -30,8 +30,10 @@ class HopperPlan:
 
 @dataclass(frozen=True)
 class PrunedHopperPlan(HopperPlan):
-    """Of works that skip tiles, of 64 owners by block_n others. stages: of what is judged, three at least, as two
-    verdicts may not be heard yet; kept: of what waits for a verdict."""
+    """Of works that skip tiles, of 64 owners by block_n others, one of each warpgroup.
+
+    stages: tiles of keys in shared memory, three at least, as two verdicts may not be heard yet; kept: of values.
+    """
 
     kept: int = 2
 
@@ -49,7 +51,8 @@ _TABLE = {
     (64, 2, 1): (HopperPlan(2, 128, 3, 1, True, _TWO), HopperPlan(2, 64, 4, 1, True, _TWO_NUMBERS)),
     (64, 2, 2): (HopperPlan(2, 64, 4, 1, True, _TWO_NUMBERS), HopperPlan(2, 32, 4, 1, False, _TWO_NUMBERS)),
 }
-# Of works that skip tiles, by tile and width, where an H200 timed them faster than plain Triton (2026-11-30).
+# Of works that skip tiles, by tile and width, where an H200 timed them faster than plain Triton (2026-12-01): of 64 in
+# the form before this one. The second of 128 is for less shared memory, and was not timed.
 PRUNED = {
     ((64, 128), 128): (PrunedHopperPlan(2, 128, 4, 1, True, _TWO, 2), PrunedHopperPlan(2, 128, 3, 1, True, _TWO, 2)),
     ((64, 128), 64): (PrunedHopperPlan(2, 128, 4, 2, True, _TWO, 3),),
