@@ -33,6 +33,7 @@ from benchmarks.measure import (
     pair,
     peak_mib,
     relative,
+    replayed,
 )
 
 ROWS = 2048  # that are checked
@@ -41,7 +42,8 @@ PEERS_MAY = 2  # times that: some add hundreds of terms in 16 bits
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2e-3, torch.float16: 2.5e-4}  # beside twice the eager peer's
 PEERS = ("tiga", "eager", "compiled", "anemoi")
 COLUMNS = ("tiga", "PyG eager", "PyG compiled", "anemoi", "compiled / tiga", "anemoi / tiga", "peak MiB")
-MORE = ("GB/s", "kernels ms", "of the gather bound", "error", "how it ran")
+MORE = ("replayed ms", "compiled / tiga, replayed", "GB/s", "kernels ms", "of the gather bound", "error", "how it ran")
+REPLAYED = ("tiga", "compiled")
 QUICK = (
     *neighbour_lists.SEARCHES,
     "arxiv-shaped, gatv2, float32",
@@ -53,12 +55,16 @@ QUICK = (
 
 @dataclass(frozen=True)
 class Figures:
-    """Milliseconds without and with the backward, MiB of the latter, the largest relative error against float64."""
+    """Milliseconds without and with the backward, MiB of the latter, the largest relative error against float64.
+
+    replayed: the times of CUDA graphs of the same calls.
+    """
 
     forward: float
     both: float
     peak: float
     error: float
+    replayed: tuple[float, float] | None = None
 
     @property
     def times(self) -> tuple[float, float]:
@@ -102,7 +108,15 @@ class Measured:
         with torch.no_grad():
             forward = milliseconds(run, self.setting)
         both = lambda: self.gradients(run(), self.grad)
-        return Figures(forward, milliseconds(both, self.setting), peak_mib(both, self.setting), max(errors))
+        times = forward, milliseconds(both, self.setting)
+        peak = peak_mib(both, self.setting)
+        graphs = attempt(lambda: self.replays(run, both), self.setting)[0] if name in REPLAYED else None
+        return Figures(*times, peak, max(errors), graphs)
+
+    def replays(self, run: Callable, both: Callable) -> tuple[float, float]:
+        with torch.no_grad():
+            forward = milliseconds(replayed(run, self.setting), self.setting)
+        return forward, milliseconds(replayed(both, self.setting), self.setting)
 
     def kernels(self) -> tuple[float, float]:
         """Milliseconds of the kernels that visit edges, forward and backward."""
@@ -111,12 +125,14 @@ class Measured:
         ours = lambda fn: sum(
             us for name, us in device_microseconds(fn, self.setting).items() if name[:9] == "propagate"
         )
-        forward = ours(self.case.tiga) / 1000
-        return forward, ours(lambda: self.gradients(self.case.tiga(), self.grad)) / 1000 - forward
+        with torch.no_grad():
+            forward = ours(self.case.tiga) / 1000
+        out = self.case.tiga()
+        return forward, ours(lambda: self.gradients(out, self.grad, keep=True)) / 1000
 
 
-def speed(figures: Figures | None, ours: Figures) -> str:
-    return "" if figures is None else " / ".join(f"{a / b:.2f}x" for a, b in zip(figures.times, ours.times))
+def speed(theirs: tuple | None, ours: tuple | None) -> str:
+    return "" if theirs is None or ours is None else " / ".join(f"{a / b:.2f}x" for a, b in zip(theirs, ours))
 
 
 def line(setting: Setting, work: Work, bandwidth: float) -> Line:
@@ -138,11 +154,14 @@ def line(setting: Setting, work: Work, bandwidth: float) -> Line:
     why = f"{failed} {said}".strip()
     ours, (forward, backward) = found["tiga"], measured.traffic
     bound = forward / bandwidth / 1e6, backward / bandwidth / 1e6
+    replays = {name: found[name].replayed if name in found else None for name in REPLAYED}
     ratios = tuple(ms / least for ms, least in zip(kernels, bound)) if kernels else None
     cells = [
         *[pair(found[name].times) if name in found else "" for name in PEERS],
-        *[speed(found.get(name), ours) for name in ("compiled", "anemoi")],
+        *[speed(found[name].times if name in found else None, ours.times) for name in ("compiled", "anemoi")],
         " / ".join(figure(found[name].peak) for name in PEERS if name in found),
+        ", ".join(f"{name} {pair(replays[name])}" for name in REPLAYED if replays[name]),
+        speed(replays["compiled"], replays["tiga"]),
         pair((forward / ours.forward / 1e6, (forward + backward) / ours.both / 1e6)),
         pair(kernels),
         pair(ratios),
@@ -158,6 +177,7 @@ def table(setting: Setting) -> Table:
     says = (
         f"Milliseconds of the device, forward without grad / forward and backward; beside tiga {peers} on gathered "
         "rows, eager and compiled, and the published kernel of the mesh (its time includes projecting the attributes). "
+        "Replayed: of CUDA graphs of the same calls, which leave out what the host does in each. "
         "Peak of forward and backward, above the inputs, of tiga / eager / compiled / anemoi. GB/s: what forward / "
         "forward and backward move if every edge reads its far end once and every node its own row, over the time. "
         f"Kernels: those that visit edges alone, forward / backward, and their time over that of the same bytes at the "

@@ -188,21 +188,28 @@ class Compilations:
         knobs.compilation.listener = self.kept
 
 
-def device_microseconds(fn: Callable[[], Any], setting: Setting, calls: int = 10) -> dict[str, float]:
-    """Microseconds a call of every kernel by name."""
+def device_microseconds(fn: Callable[[], Any], setting: Setting, calls: int = 15) -> dict[str, float]:
+    """Microseconds a call of every kernel by name: the median of calls that launch the same."""
     from torch.profiler import ProfilerActivity, profile
 
-    fn()
+    for _ in range(3):
+        fn()
     synchronize(setting)
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         for _ in range(calls):
             fn()
         synchronize(setting)
-    found: dict[str, float] = {}
-    for event in seen.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            found[event.name] = found.get(event.name, 0.0) + event.time_range.elapsed_us() / calls
-    return found
+    events = [e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    events.sort(key=lambda e: e.time_range.start)
+    found: dict[str, list[float]] = {}
+    for event in events:
+        found.setdefault(event.name, []).append(event.time_range.elapsed_us())
+    each = {name: len(times) // calls for name, times in found.items()}
+    return {
+        name: statistics.median([sum(times[at * each[name] : (at + 1) * each[name]]) for at in range(calls)])
+        for name, times in found.items()
+        if each[name]
+    }
 
 
 # Correctness.

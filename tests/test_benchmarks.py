@@ -41,9 +41,9 @@ def test_line_is_checked_and_measured(name, capsys):
 def test_a_wrong_result_is_no_figure(monkeypatch):
     case = WORKS["hub, dot, float32"].make(TINY)
     measured = graphs.Measured(TINY, case)
-    measured.measure(case.tiga)
+    measured.measure("tiga", case.tiga)
     with pytest.raises(AssertionError, match="relative error"):
-        measured.measure(lambda: case.tiga() * 1.001)
+        measured.measure("tiga", lambda: case.tiga() * 1.001)
 
 
 def test_either_slope_is_right_where_a_score_is_zero_but_for_rounding():

@@ -165,18 +165,17 @@ def test_a_row_too_wide_says_why():
 def test_plans_fill_a_warp_with_what_an_edge_reads():
     best = lambda bytes, features, matrix, rows, degree: plans(bytes, features, matrix, bucket(rows, rows * degree))[0]
     assert best(512, 128, 0, 170_000, 7) == Plan(1, 4, 1)  # float32, 4 heads of 32: one edge's vector is a warp's
-    assert best(512, 128, 0, 400_000, 50) == Plan(1, 8, 1)  # of long rows more edges at once
-    assert best(256, 128, 0, 170_000, 7) == Plan(1, 4, 1) and best(256, 128, 0, 400_000, 50) == Plan(
-        1, 8, 1
-    )  # bfloat16
+    assert best(512, 128, 0, 400_000, 50) == Plan(1, 4, 1)  # of long rows no more edges at once
+    assert best(256, 128, 0, 170_000, 7) == best(256, 128, 0, 400_000, 50) == Plan(1, 4, 1)  # bfloat16
     assert best(128, 64, 0, 170_000, 7) == Plan(2, 4, 1)  # two rows' vectors
-    assert plans(512, 128, 0, bucket(400_000, 20_000_000), sums=True)[0] == Plan(1, 4, 1)  # registers are for the sums
-    assert best(256, 128, 0, 300, 50) == Plan(1, 8, 1)  # few rows are not packed
+    assert best(256, 128, 0, 300, 50) == Plan(1, 4, 1)  # few rows are not packed
     assert best(16, 4, 0, 170_000, 7) == Plan(8, 8, 1)  # four numbers: many rows
     assert best(16, 4, 0, 300, 64) == Plan(1, 64, 1)
     assert best(4096, 1024, 0, 40_000, 8).warps == 4
     assert best(256, 64, 64, 20_000, 7) == Plan(4, 8, 8)
     assert best(1024, 512, 0, 40_000, 8) == Plan(1, 4, 2)
+    assert plans(512, 128, 0, bucket(400_000, 20_000_000), rescaled=False)[0] == Plan(1, 2, 1)
+    assert plans(256, 128, 0, bucket(400_000, 20_000_000), rescaled=False)[0] == Plan(1, 4, 1)
     assert plans(1024, 512, 0, bucket(40_000, 320_000), held=True)[0] == Plan(1, 2, 2)  # of what edges compute, less
 
 

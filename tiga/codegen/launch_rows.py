@@ -248,7 +248,8 @@ def recorded(
     size = bucket(graph.num_own, graph.col.shape[0])
     best: tuple[Call, Plan] | None = None
     factor = matrix(ready.main, sizes)
-    needs = (*widths(p, ready, tensors), factor, size, p.launch, bool(sums), held(p, ready))
+    rescaled = any(f.op == "reduce" and f.attrs[1] == "softmax" for f in ready.work.folds)
+    needs = (*widths(p, ready, tensors), factor, size, p.launch, held(p, ready), rescaled)
     for plan in plans(*needs):
         if best is not None and best[0].spills > HOPELESS and best[1].warps == plan.warps and not factor:
             continue

@@ -54,7 +54,7 @@ def plans(width: int, itemsize: int, sums: int, rows: int) -> list[Plan]:
     short = itemsize == 2 and sums <= 1
     if rows <= (128 if short else 64):
         few = min(64, max(16, 1 << (rows - 1).bit_length()))
-        wide = ((few, 128, 4, 3),) if short and few < 64 else ()
+        wide = ((128, 128, 8, 3),) if rows > 64 else ((few, 128, 4, 3),) if short and few < 64 else ()
         found = (*wide, (few, 64, 4, 3), (few, 32, 4, 2), *[p for p in found if p[0] <= few])
     return [Plan(*p) for p in (*found, *_SMALL)]
 

@@ -59,18 +59,20 @@ def plans(
     matrix: int,
     size: Bucket,
     asked: tuple[int, int] = (0, 0),
-    sums: bool = False,
     held: bool = False,
+    rescaled: bool = True,
 ) -> list[Plan]:
     """The plans to try, best first: what was asked for, (edges a program visits at a time, warps), before all others.
 
     An edge gathers vectors of `row_bytes` at most, and holds `features` numbers; `matrix` is the widest factor of its
-    matrix products, 0 without any. asked: 0 asks for nothing. sums: a program keeps sums over all its edges as well.
-    held: of a vector that edges do not gather, but compute, each holds the whole.
+    matrix products, 0 without any. asked: 0 asks for nothing. held: of a vector that edges do not
+    gather, but compute, each holds the whole. rescaled: what a row has summed is scaled anew with the edges that a
+    program visits at a time, as by softmax.
     """
-    usual = _plans(row_bytes, features, matrix, size, sums)
-    if held and not matrix and len(usual) > 2:
-        # half the edges at a time: registers decide how many warps run. 469 us were 288 on an H200, 736 were 602
+    usual = _plans(row_bytes, features, matrix, size)
+    if (held or (row_bytes >= 512 and not rescaled)) and not matrix and len(usual) > 2:
+        # half the edges at a time: registers decide how many warps run. On an H200 469 us were 288 and 736 were 602;
+        # passes without softmax over float32 rows of 4 x 32 took 88 to 95 % of the time, those with it 110 %
         usual = usual[1:]
     block_e, warps = asked[0] or usual[0].rows * usual[0].block_e, asked[1] or usual[0].warps
     if asked == (0, 0) or block_e * _power(features) > MOST_NUMBERS:
@@ -79,11 +81,11 @@ def plans(
     return [Plan(rows, block_e // rows, warps), *usual]
 
 
-def _plans(row_bytes: int, features: int, matrix: int, size: Bucket, sums: bool) -> list[Plan]:
+def _plans(row_bytes: int, features: int, matrix: int, size: Bucket) -> list[Plan]:
     """
     A warp reads 256 bytes at once: of one edge where its vector is as wide, else of several rows, so that a row's edges
     are added in registers, and of several edges where rows are few. Half the edges at a time where registers do not
-    suffice. Best of those timed on an H200, 2026-11-30: GATv2 and dot product of 4 heads of 32, float32 and bfloat16.
+    suffice. Best of those timed on an H200, 2026-12-01: GATv2 and dot product of 4 heads of 32, float32 and bfloat16.
     """
     if matrix:
         sizes = next(sizes for most, sizes in _MATRICES if matrix <= most)
@@ -95,8 +97,8 @@ def _plans(row_bytes: int, features: int, matrix: int, size: Bucket, sums: bool)
     rows = max(1, min(16 // lanes, edges // few, size.spare))
     edges //= rows
     if lanes > 4:
-        # half of a row's edges at a time: its last ones are visited with the whole block's instructions
-        edges = min(edges, FEW_EDGES if sums else max(FEW_EDGES, size.few // 2))
+        # a row's last edges are visited with the whole block's instructions
+        edges = min(edges, FEW_EDGES)
     return [*[Plan(rows, edges >> k, warps) for k in range(3) if edges >> k], Plan(1, 1, 4), Plan(1, 1, 8)]
 
 
