@@ -69,15 +69,15 @@ def test_torch_operations_of_the_gpu_are_those_of_the_cpu(dtype, monkeypatch):
 
 
 @pytest.mark.gpu
-def test_the_device_is_waited_for_once():
+def test_the_device_is_waited_for_once_and_for_the_cells():
     positions, box = cloud(3000, 3, 3.0, torch.float32).cuda(), torch.eye(3, device="cuda") * 3
     batch = torch.arange(3000, device="cuda") % 5
     calls = [
-        lambda: neighbours.radius_edges(positions, 0.3, batch),
-        lambda: neighbours.knn_edges(positions, 4, batch),
-        lambda: periodic.periodic_edges(positions, 0.3, box),
+        (1, lambda: neighbours.radius_edges(positions, 0.3, batch)),
+        (1, lambda: neighbours.knn_edges(positions, 4, batch)),
+        (2, lambda: periodic.periodic_edges(positions, 0.3, box)),
     ]
-    for call in calls:
+    for times, call in calls:
         call()
         torch.cuda.set_sync_debug_mode("warn")
         try:
@@ -85,7 +85,7 @@ def test_the_device_is_waited_for_once():
                 call()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        assert sum("synchroniz" in str(w.message) for w in seen) == 1
+        assert sum("synchroniz" in str(w.message) for w in seen) == times
 
 
 @pytest.mark.gpu

@@ -7,6 +7,7 @@ that a program computes: (x_j - x_i) + sum_k n_k a_k in the dtype of positions.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,11 +94,6 @@ def cell_of(cell: Tensor, batch: Tensor | None, num_nodes: Any) -> Tensor:
     return batch.to(torch.int64).clamp(0, max(cell.shape[0] - 1, 0))
 
 
-def images(form: Geometry, cutoff: float) -> Tensor:
-    """The most periods that the cutoff reaches over."""
-    return torch.where(form.thin > 0, form.thin * cutoff, 0).amax()
-
-
 def margin(points: Tensor, dtype: torch.dtype, cell: Tensor, cutoff: float) -> Tensor:
     """A reach that no rounding, in the dtype of positions, of a displacement within the cutoff passes."""
     eps = torch.finfo(dtype).eps
@@ -170,7 +166,11 @@ def periodic_edges(
     neighbours.check_finite(positions, ASKED)
     num_nodes, dim = positions.shape
     form = geometry(cell)
-    _check_values(form, cell, batch, cutoff)
+    check_cells(form, cell, cutoff)
+    if cell.dim() == 3 and batch is not None and batch.numel():
+        low, high = (int(end) for end in batch.aminmax())
+        if low < 0 or high >= cell.shape[0]:
+            refuse_batch(low, high, cell.shape[0])
     if num_nodes == 0:
         empty = torch.zeros(0, dtype=torch.int64, device=positions.device)
         return empty.new_zeros(1), empty, empty.to(torch.int32).reshape(0, dim)
@@ -200,16 +200,13 @@ def periodic_edges(
     return rowptr, src, n
 
 
-def _check_values(form: Geometry, cell: Tensor, batch: Tensor | None, cutoff: float) -> None:
+def check_cells(form: Geometry, cell: Tensor, cutoff: float) -> None:
+    """Raises for a cell that is none, and for a cutoff that reaches over too many periods."""
     if form.wrong.any():
         refuse_cell(cell, int(form.wrong.to(torch.int8).argmax()))
-    most = float(images(form, cutoff)) if form.thin.numel() else 0.0
+    most = float((form.thin * cutoff).nan_to_num(0, math.inf).amax()) if form.thin.numel() else 0.0
     if most > MOST_IMAGES:
         refuse_thin(cutoff, most)
-    if cell.dim() == 3 and batch is not None and batch.numel():
-        low, high = (int(end) for end in batch.aminmax())
-        if low < 0 or high >= cell.shape[0]:
-            refuse_batch(low, high, cell.shape[0])
 
 
 def _images(inside: Tensor, form: Geometry, which: Tensor, reach: float) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """Neighbour searches by kernels, in at most three dimensions: cells, their order, and the two launches of a search.
 
-Everything stays on the device but one read, of how many edges there are and of what is wrong with the values given.
+Everything stays on the device but one read, of how many edges there are and of what is wrong with the values given;
+and before it one of the cells, where there are some: what is known of them here is not asked of every node there.
 """
 
 from __future__ import annotations
@@ -77,9 +78,10 @@ def radius(
         reach = _number(_reach(positions, cutoff), x)
         grid = _grid(x, _open_places(x, reach, _most_places(batch)), system)
     else:
-        form = periodic.geometry(_padded(cell))
+        form = periodic.geometry(_padded(cell).cpu())
+        periodic.check_cells(form, cell, cutoff)
         grid, boxes = _boxed(x, positions.dtype, form, cell, cutoff, batch, system)
-        wrong += [_first(form.wrong), periodic.images(form, cutoff), *_batch_ends(cell, batch)]
+        wrong += _batch_ends(cell, batch)
     unused = torch.empty(0, dtype=torch.int64, device=x.device)
     box = (boxes.wraps, boxes.which, boxes.bins, boxes.rings, boxes.cell) if boxes else (grid.places,) * 4 + (x,)
     limit = _number(neighbours.bound(cutoff, positions.dtype), x)
@@ -91,7 +93,7 @@ def radius(
         device.near[(num_nodes,)](counts, unused, unused, *fixed, FILL=False, **options)
     rowptr = F.pad(counts.cumsum(0), (1, 0))
     edges, most, *values = torch.stack([n.to(torch.float64) for n in (rowptr[-1], counts.amax(), *wrong)]).tolist()
-    _refuse(positions, cutoff, cell, values)
+    _refuse(positions, cell, values)
     if max_neighbors is not None and most > max_neighbors:
         neighbours.check_most(rowptr, cutoff, max_neighbors)
     found = torch.empty(int(edges), dtype=torch.int64, device=x.device)
@@ -217,25 +219,31 @@ def _boxed(
     batch: Tensor | None,
     system: Tensor,
 ) -> tuple[Grid, Boxes]:
-    """Bins at most as wide as the reach along each period, and as many to either side as it reaches over."""
-    rows = _padded(cell).reshape(-1, DIMENSIONS, DIMENSIONS)
-    which, most = periodic.cell_of(cell, batch, x.shape[0]), _most_places(batch)
-    refused = form.wrong.any() | (periodic.images(form, cutoff) > periodic.MOST_IMAGES)
-    reach = torch.where(refused, 0, periodic.margin(x, dtype, torch.where(refused, 0, rows), cutoff))
+    """Bins at most as wide as the reach along each period, and as many to either side as it reaches over.
+
+    form: in the host's memory.
+    """
+    rows, most = _padded(cell).reshape(-1, DIMENSIONS, DIMENSIONS), _most_places(batch)
     # in 16 bits, far from the origin, a rounding alone could pass what a key holds
-    reach = torch.minimum(
-        reach.clamp_max(torch.finfo(torch.float64).max), (periodic.MOST_IMAGES + 1) / form.thin.amax()
-    )
-    bins = (1 / (form.thin * reach)).floor().clamp(1, most)
-    rings = torch.where(form.periodic, (form.thin * reach * bins).ceil().clamp_min(1), 1)
-    along = (form.dual[which] * x.to(torch.float64)[:, None]).sum(-1)
-    period = form.periodic[which]
-    wrap = torch.where(period, along.floor(), 0)
-    place = torch.minimum(((along - wrap) * bins[which]).floor(), bins[which] - 1)
-    beside = _open_places(torch.where(period, 0, along), reach.clamp_min(torch.finfo(torch.float64).tiny), most)
-    place = torch.where(period, place.clamp_min(0), beside).to(torch.int64)
+    passed = (periodic.MOST_IMAGES + 1) / max(float(form.thin.amax()), torch.finfo(torch.float64).tiny)
+    reach = periodic.margin(x, dtype, rows, cutoff).clamp_max(passed)
+    dual, period, thin = (t.to(x.device, non_blocking=True) for t in (form.dual, form.periodic, form.thin))
+    bins = (1 / (thin * reach)).floor().clamp(1, most)
+    rings = torch.where(period, (thin * reach * bins).ceil().clamp_min(1), 1)
+    which = periodic.cell_of(cell, batch, x.shape[0])
+    many = slice(None) if len(rows) == 1 else which  # one cell is all nodes'
+    along = (dual[many] * x.to(torch.float64)[:, None]).sum(-1)
+    if form.periodic.all():
+        wrap = along.floor()
+        place = ((along - wrap) * bins[many]).floor().clamp_min(0)
+    else:
+        wrap = torch.where(period[many], along.floor(), 0)
+        beside = torch.where(period[many], 0, along)
+        beside = _open_places(beside, reach.clamp_min(torch.finfo(torch.float64).tiny), most)
+        place = torch.where(period[many], ((along - wrap) * bins[many]).floor().clamp_min(0), beside)
     # no bin of an open direction is in another image
-    bins = torch.where(form.periodic, bins, 2**PLACE_BITS)
+    place = torch.where(period[many], torch.minimum(place, bins[many] - 1), place).to(torch.int64)
+    bins = torch.where(period, bins, 2**PLACE_BITS)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     wraps, which, bins, rings = (
         t.to(torch.int32).contiguous() for t in (wrap.clamp(-(2.0**30), 2.0**30), which, bins, rings)
@@ -247,19 +255,13 @@ def _batch_ends(cell: Tensor, batch: Tensor | None) -> list[Tensor]:
     return list(batch.aminmax()) if batch is not None and cell.dim() == 3 else []
 
 
-def _refuse(positions: Tensor, cutoff: float, cell: Any, values: list[float]) -> None:
+def _refuse(positions: Tensor, cell: Any, values: list[float]) -> None:
     """Raises for what the read showed to be wrong."""
-    bad, *of_cell = values
+    bad, *ends = values
     if bad >= 0:
         neighbours.refuse_position(positions, int(bad), periodic.ASKED)
-    if of_cell:
-        flat, images, *ends = of_cell
-        if flat >= 0:
-            periodic.refuse_cell(cell, int(flat))
-        if images > periodic.MOST_IMAGES:
-            periodic.refuse_thin(cutoff, images)
-        if ends and (ends[0] < 0 or ends[1] >= cell.shape[0]):
-            periodic.refuse_batch(int(ends[0]), int(ends[1]), cell.shape[0])
+    if ends and (ends[0] < 0 or ends[1] >= cell.shape[0]):
+        periodic.refuse_batch(int(ends[0]), int(ends[1]), cell.shape[0])
 
 
 def _ordered(found: Tensor, rowptr: Tensor, most: int, boxes: Boxes | None, dim: int) -> tuple[Tensor, Tensor]:
