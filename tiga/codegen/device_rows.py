@@ -137,6 +137,19 @@ def load_features(base, first, live, at, inside, PADDED: tl.constexpr):
 
 
 @triton.jit
+def from_bfloat16(x):
+    """x in float32, by its bits: a register of two numbers takes two instructions, where a conversion takes three.
+
+    A tensor may hold float32 where its type says bfloat16: what was saved without rounding.
+    """
+    if x.dtype == tl.bfloat16:
+        y = (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    else:
+        y = x.to(tl.float32)
+    return y
+
+
+@triton.jit
 def store_features(base, first, live, at, inside, x, PADDED: tl.constexpr):
     here = tl.expand_dims(live, -1)
     if PADDED:

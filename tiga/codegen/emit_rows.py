@@ -19,9 +19,9 @@ from tiga.types import Type, compute_dtype
 HEAD = "import triton\nimport triton.language as tl\n"
 PIECES = {
     "device_rows": """
-NOWHERE added edge_at edge_numbers edges_from extreme_step largest load_features moved offset only outer power_of_e
-product reshaped rows_only smallest softmax_end softmax_merge softmax_step softmax_weights store_features weights_merge
-within work_items
+NOWHERE added edge_at edge_numbers edges_from extreme_step from_bfloat16 largest load_features moved offset only outer
+power_of_e product reshaped rows_only smallest softmax_end softmax_merge softmax_step softmax_weights store_features
+weights_merge within work_items
 """.split(),
     "device_functions": """
 acos asin atan atan2 cosh expm1 hash_uniform log1p pow remainder round_even sign sinh tan tanh trunc

@@ -194,7 +194,7 @@ class Lines:
         else:
             parts = where.split(", ")
             text = f"tl.load({parts[0]} + {parts[1]}, mask={parts[2]}, other=0)" if lead else f"tl.load({base})"
-        text += wide
+        text = f"from_bfloat16({text})" if (stored, dtype) == ("bf16", "f32") and real else text + wide
         self.put(lead, f"{name} = {self.unflat(text, lead, axes)}   # {ref}")
         return Value(name, lead, axes, dtype, lead == 2, lead == 2)
 
