@@ -37,6 +37,7 @@ from tiga.inductor import fusion, launches
 op = torch.ops.tiga.propagate.default
 assert compile_fx  # Inductor is there, so that tiga is asked
 PROPERTIES = mock.Mock(major=9, minor=0, multi_processor_count=132, gcnArchName="", warp_size=32)
+PROPERTIES.name = "a device"
 
 
 class Driver(DriverBase):
@@ -107,6 +108,7 @@ def pretend():
     fake_tensor.init_gpu_context = lambda device: None
     post_grad.lazy_init = lambda *a, **k: None
     kernels.compiled = launches.compiled = lambda *a: Compiled()
+    torch.Tensor.copy_ = lambda self, x: torch.ops.aten.copy_.default(self, x)  # the method asks for the device
 
 
 def written(fn, inputs, symbols, packaged=False):
@@ -176,6 +178,32 @@ def rearranged(n=300, edges=2000):
     return call(*seen.found[0])
 
 
+class Added(tg.MessagePassing):
+    total = tg.sum()
+
+    def edge(self, src, dst, edge):
+        return self.total(src.x + src.y)
+
+
+def equal_gradients(n=300, edges=2000):
+    """One sum, of which two results of a call are copies."""
+    graph = tg.Graph.from_edge_index(torch.randint(n, (2, edges)), num_src=n, num_dst=n).prepare()
+    x, y = (torch.randn(n, 2, 64, requires_grad=True) for _ in range(2))
+    with Calls() as seen:
+        Added()(graph=graph, src={"x": x, "y": y}).square().sum().backward()
+    return call(*seen.found[-1])
+
+
+def side_by_side(call, whole):
+    """A call, and what `whole` makes of it and its inputs."""
+    fn, inputs, symbols = call
+    return lambda *args: whole(fn, args), inputs, symbols
+
+
+def flat(tensors, *others, dim=1):
+    return torch.cat([*[t.flatten(1) for t in tensors], *others], dim)
+
+
 def triangular(q, k, v):
     return attend(Attention(), tg.Graph.triangular(q.shape[0]), q, k, v)
 
@@ -198,6 +226,31 @@ def works():
     forward, backward = rows()
     yield "rows", forward
     yield "rows, backward", backward
+
+    def beside(fn, args, *others):
+        *others, last = [x.flatten(1) for x in others]
+        made = fn(*args)
+        return flat([made[2], made[0]], *others, last, made[1].flatten(1))
+
+    for name, whole in {
+        "gradients": lambda fn, args: flat(fn(*args)),
+        "gradients and another": lambda fn, args: beside(fn, args, args[0]),
+        "gradients and what is computed": lambda fn, args: beside(fn, args, args[0].exp()),
+        "gradients of two dimensions of rows": lambda fn, args: torch.cat([t.view(3, 100, 128) for t in fn(*args)], -1),
+        "a gradient that is read twice": lambda fn, args: (flat(made := fn(*args)), made[0] * 2),
+        "a gradient that is there twice": lambda fn, args: flat([*(made := fn(*args)), made[0]]),
+        "gradients and two others": lambda fn, args: beside(fn, args, args[0], args[1]),
+        "gradients above each other": lambda fn, args: flat(fn(*args), dim=0),
+        "gradients and what is changed": lambda fn, args: flat(
+            fn(*args), args[0].flatten(1).exp().index_fill_(0, args[7], 1)
+        ),
+        "gradients in more bits": lambda fn, args: beside(fn, args, args[0].double()),
+        "gradients and what follows from one": lambda fn, args: flat((made := fn(*args))[1:], made[0].flatten(1).exp()),
+    }.items():
+        yield name, side_by_side(backward, whole)
+    yield "equal gradients", side_by_side(equal_gradients(), lambda fn, args: flat(fn(*args)))
+    joined = lambda q, k, v, x: flat([triangular(q, k, v)], x)
+    yield "a result beside another", (joined, [*heads_first, ((3000, 7), (0, 1), torch.float16)], (3000,))
     yield "rearranged", rearranged()
     wide = [((4096, 8, 128), (0, 1, 2), torch.bfloat16)] * 3
     yield "wide", (triangular, wide, ())

@@ -21,6 +21,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiga.codegen.kernels import load
+from tiga.inductor.concatenation import Concatenation
 from tiga.inductor.launches import Writer
 from tiga.inductor.tape import Kernel, Tape
 from tiga.ops import propagate
@@ -61,9 +62,9 @@ class Symbols:
         return int(x.node.expr.subs(self.values)) if isinstance(x, torch.SymInt) else x
 
 
-def written(call, symbols):
-    """(steps, fakes of the tensors, fakes of the results)."""
-    text, tensors, ints, scalars, _ = call
+def written(call, symbols, joined=False):
+    """(steps, fakes of the tensors, fakes of the results; joined: of their concatenation)."""
+    text, tensors, ints, scalars, made = call
     p, tape = parse(text), Tape()
     mode = FakeTensorMode(shape_env=symbols.env)
     with V.set_graph_handler(SimpleNamespace(aot_mode=False, sizevars=SizeVarAllocator(symbols.env))), mode:
@@ -71,7 +72,11 @@ def written(call, symbols):
         with tape:
             numbers = symbols.sizes(ints)
             outputs = allocate(p, fakes, numbers)
-            Writer(p, tape).write(fakes, numbers, list(scalars), outputs)
+            results, first = outputs, [sum(t.shape[1:].numel() for t in made[:k]) for k in range(len(made))]
+            if joined:
+                like = torch.empty(*symbols.sizes([made[0].shape[0]]), sum(t.shape[1:].numel() for t in made))
+                outputs = [Concatenation(like, 1, dict(enumerate(first)), {}).place(results)]
+            Writer(p, tape).write(fakes, numbers, list(scalars), results)
     return tape, fakes, outputs
 
 
@@ -123,3 +128,13 @@ def test_steps_planned_by_an_example_are_right_at_other_sizes(kind):
         assert not [str(guard.expr) for guard in symbols.env.guards if not guard.expr.subs(symbols.values)]
         assert len(tape.kernels()) >= 1
         torch.testing.assert_close(run(tape, fakes, outputs, other[1], symbols), other[4], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["triangular", "blocks", "intervals", "csr"])
+def test_results_side_by_side_in_one_memory_are_right(kind):
+    """As above, of rows that are as far apart as all results together are wide."""
+    for example, other in zip(calls(kind, 61), calls(kind, 35)):
+        symbols = Symbols({a: b for a, b in zip(numbers_of(example), numbers_of(other)) if a != b})
+        tape, fakes, outputs = written(example, symbols, joined=True)
+        wanted = torch.cat([t.flatten(1) for t in other[4]], 1)
+        torch.testing.assert_close(run(tape, fakes, outputs, other[1], symbols), [wanted], rtol=1e-4, atol=1e-5)

@@ -90,6 +90,21 @@ def test_features_that_torch_puts_together_beside_kernels():
     assert all((a.cpu() - b).norm() <= 1e-5 * b.norm() for a, b in zip(got, run("cpu", torch.float64)))
 
 
+@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv"])
+def test_gradients_that_are_concatenated_are_written_side_by_side(name):
+    """Of one product's columns, or of scores: the compiled layer's are those of the eager one."""
+    torch._dynamo.reset()
+    loops = {} if name == "TransformerConv" else {"add_self_loops": False}
+    layer = getattr(tg.nn, name)(32, 16, heads=4, **loops).cuda()
+    x = torch.randn(N, 32, device="cuda", requires_grad=True)
+    graph = tg.Graph.from_edge_index(torch.randint(0, N, (2, 4000), device="cuda"), num_src=N, num_dst=N).prepare()
+    given = torch.randn(N, 64, device="cuda")
+    gradients = lambda fn: torch.autograd.grad(fn(x, graph), [x, *layer.parameters()], given)
+    got, codes = run_and_get_code(lambda: gradients(torch.compile(layer, fullgraph=True)))
+    torch.testing.assert_close(got, gradients(layer), rtol=1e-4, atol=1e-4)
+    assert not any("fused_cat" in code or CALL in code for code in codes[-1:])
+
+
 def test_sizes_that_change_compile_nothing_more():
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("inductor")

@@ -62,6 +62,48 @@ def test_kernels_stand_in_the_code_and_no_call_is_left(found, name, names):
         assert "import tiga" not in text and "from tiga" not in text
 
 
+@pytest.mark.parametrize(
+    ("name", "width", "columns", "copies"),
+    [
+        ("gradients", 384, [128, 0, 256], 0),
+        ("gradients and another", 512, [384, 128, 0], 1),
+        ("gradients and what is computed", 512, [384, 128, 0], 1),
+        ("gradients of two dimensions of rows", 384, [128, 0, 256], 0),
+        ("equal gradients", 256, [0], 1),
+        ("a result beside another", 135, [0], 1),
+    ],
+)
+def test_what_only_a_concatenation_reads_is_written_there(found, name, width, columns, copies):
+    """Rows as far apart as the whole's; what is no result of a kernel is copied, by itself."""
+    code = found[name]["code"]
+    ran = launches(code)
+    where = re.compile(rf"\((?:300|s\d+), 2, 64\), \({width}, 64, 1\), (\d+)\), {width},")
+    of_kernels = [x for kernel, told in ran if kernel.startswith("propagate") for x in where.findall(told)]
+    assert [*map(int, of_kernels)] == columns
+    assert len([kernel for kernel, _ in ran if not kernel.startswith("propagate")]) == copies
+    assert len(re.findall(rf", {width}\), \((?:\d+, )?{width}, 1\), torch", code)) == 1  # one memory
+    assert any(text.startswith("results that are written where they are conc") for text in found[name]["said"])
+
+
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [
+        ("a gradient that is read twice", 2),
+        ("a gradient that is there twice", 1),
+        ("gradients and two others", 1),
+        ("gradients above each other", 1),
+        ("gradients in more bits", 1),
+        ("gradients and what follows from one", 1),
+        ("gradients and what is changed", 5),
+    ],
+)
+def test_other_concatenations_are_the_compilers(found, name, kernels):
+    ran = launches(found[name]["code"])
+    assert len([kernel for kernel, _ in ran if not kernel.startswith("propagate")]) == kernels
+    assert all("reinterpret_tensor(buf" not in told for kernel, told in ran if kernel.startswith("propagate"))
+    assert len(found[name]["said"]) == 1
+
+
 def test_strides_and_sizes_are_told_and_nothing_is_copied(found):
     """Heads come first in memory, and rows are a symbol: only int32 guards it."""
     code = found["permuted"]["code"]

@@ -18,6 +18,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from tiga.codegen import rows, tiles
 from tiga.errors import TigaError
 from tiga.inductor import fusion
+from tiga.inductor.concatenation import Concatenation, concatenations
 from tiga.inductor.launches import Writer
 from tiga.inductor.meanings import Unfit
 from tiga.inductor.tape import Tape
@@ -53,20 +54,24 @@ def lower(program: str, tensors: Sequence[Any], ints: Sequence[Any], scalars: Se
     opaque = fallback_handler(_op, add_to_fallback_set=False)
     if tensors[0].get_device().type not in KERNEL_DEVICES:
         return opaque(program, tensors, ints, scalars)
+    joined = concatenations(V.graph.current_node, p)
     try:
-        tape, boxes, outputs = written(p, tensors, ints, scalars)
+        tape, boxes, outputs, wholes = written(p, tensors, ints, scalars, joined)
     except LEFT as e:
         _say(p, f"left a call of the operator: {e}")
         return opaque(program, tensors, ints, scalars)
     boxes = tape.replay(boxes)
     _say(p, f"kernels in the compiler's own code: {len(tape.kernels())}")
+    for x, whole in zip(joined, wholes):
+        x.finish(boxes[id(whole)])
+        _say(p, f"results that are written where they are concatenated: {len(x.first)}")
     return [boxes[id(t)] for t in outputs]
 
 
 def written(
-    p: Program, tensors: Sequence[Any], ints: Sequence[Any], scalars: Sequence[float]
-) -> tuple[Tape, dict[int, Any], list[Any]]:
-    """(steps, what stands for each tensor that is given, the tensors that are results)."""
+    p: Program, tensors: Sequence[Any], ints: Sequence[Any], scalars: Sequence[float], joined: list[Concatenation]
+) -> tuple[Tape, dict[int, Any], list[Any], list[Any]]:
+    """(steps, what stands for each given tensor, the tensors that are results, those in which these are put)."""
     if p.pruned:
         raise Unfit("what a pruned program skips is asked for later")
     boxes = [laid_out(x) for x in tensors]
@@ -76,8 +81,9 @@ def written(
         fakes = [like(x) for x in boxes]
         with tape:
             outputs = allocate(p, fakes, numbers)
+            wholes = [x.place(outputs) for x in joined]
             Writer(p, tape).write(fakes, numbers, list(scalars), outputs)
-    return tape, {id(t): x for t, x in zip(fakes, boxes)}, outputs
+    return tape, {id(t): x for t, x in zip(fakes, boxes)}, outputs, wholes
 
 
 def laid_out(x: Any) -> Any:

@@ -30,7 +30,7 @@ from tiga.inductor.meanings import Unfit
 
 aten = torch.ops.aten
 FILLS = (aten.copy_.default, aten.zero_.default, aten.fill_.Scalar)
-"""What may change memory: of tensors that were made here, whole."""
+"""What may change memory: of tensors that were made here, whole, and of views of memory that was made empty."""
 EMPTY = (aten.empty.memory_format, aten.empty_strided.default)
 
 
@@ -68,7 +68,7 @@ class Tape(TorchDispatchMode):
                     made = simpler(*args, **kwargs)
                 if made is not NotImplemented:
                     return made
-        if func._schema.is_mutable and (func not in FILLS or id(args[0]) not in self.own):
+        if func._schema.is_mutable and (func not in FILLS or id(args[0]) not in self.own | self.memory):
             raise Unfit(f"{func} in place between kernels")
         made = func(*args, **kwargs)
         if any(isinstance(x, Tensor) for x in pytree.tree_leaves(made)):
@@ -142,7 +142,9 @@ def launch(step: Kernel, values: list[Any], grid: Any, filled: list[bool]) -> No
 
     fn = load(step.text)
     config = triton.Config({}, num_warps=step.plan.warps, num_stages=step.plan.stages)
-    with _known([name for name, changes in zip(fn.arg_names, filled) if changes]):
+    # of one memory one name: what else fills it are other views
+    changed = {x.get_name(): name for name, x, changes in zip(fn.arg_names, values, filled) if changes}
+    with _known([*changed.values()]):
         lowerings[triton_kernel_wrapper_mutation](
             kernel_idx=kernel_side_table.add_kernel(triton.autotune(configs=[config], key=[])(fn)),
             constant_args_idx=kernel_side_table.add_constant_args({}),
