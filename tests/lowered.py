@@ -13,6 +13,7 @@ import torch
 import torch.cuda.random
 import triton
 from cases import Own
+from fused import training
 from programs import Attention, Rearranged, attend
 from torch._dynamo import device_interface
 from torch._dynamo.source import ConstantSource
@@ -25,6 +26,7 @@ from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.virtualized import V
 from torch._subclasses import fake_tensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
@@ -33,6 +35,7 @@ import tiga as tg
 from tiga import inductor
 from tiga.codegen import kernels
 from tiga.inductor import fusion, launches
+from tiga.nn import linear
 
 op = torch.ops.tiga.propagate.default
 assert compile_fx  # Inductor is there, so that tiga is asked
@@ -178,6 +181,32 @@ def rearranged(n=300, edges=2000):
     return call(*seen.found[0])
 
 
+def layer(name, n=300, edges=2000):
+    """Forward and backward of a layer of tg.nn over a list: its graphs, as for a GPU, and their inputs."""
+    loops = {} if name == "TransformerConv" else {"add_self_loops": False}
+    made, x = getattr(tg.nn, name)(128, 32, heads=4, **loops), torch.randn(n, 128, requires_grad=True)
+    graph = tg.Graph.from_edge_index(torch.randint(n, (2, edges)), num_src=n, num_dst=n).prepare()
+    leaves, spec = pytree.tree_flatten(graph)
+    names, weights = zip(*made.named_parameters())
+    tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
+
+    def fn(x, *rest):
+        given = iter(rest[len(names) :])
+        graph = pytree.tree_unflatten([next(given) if isinstance(t, torch.Tensor) else t for t in leaves], spec)
+        return (torch.func.functional_call(made, dict(zip(names, rest)), (x, graph)),)
+
+    compiling = mock.patch.object(torch.compiler, "is_compiling", lambda: True)
+    with mock.patch.object(linear, "KERNEL_DEVICES", {"cpu"}), compiling:
+        graphs = training(fn, [x, *weights, *tensors])
+    for gm in graphs:
+        for node in gm.graph.nodes:
+            if "device" in node.kwargs:
+                node.update_kwarg("device", torch.device("cuda"))
+        gm.recompile()
+        values = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
+        yield gm.forward, [(tuple(t.shape), tuple(range(t.dim())), t.dtype) for t in values], ()
+
+
 class Added(tg.MessagePassing):
     total = tg.sum()
 
@@ -227,6 +256,9 @@ def works():
     yield "rows", forward
     yield "rows, backward", backward
 
+    for kind in ("GATConv", "GATv2Conv", "TransformerConv"):
+        yield from zip((kind, f"{kind}, backward"), layer(kind))
+
     def beside(fn, args, *others):
         *others, last = [x.flatten(1) for x in others]
         made = fn(*args)
@@ -248,6 +280,7 @@ def works():
         "gradients and what follows from one": lambda fn, args: flat((made := fn(*args))[1:], made[0].flatten(1).exp()),
     }.items():
         yield name, side_by_side(backward, whole)
+    yield "gradients, packaged", (*side_by_side(backward, lambda fn, args: flat(fn(*args))), True)
     yield "equal gradients", side_by_side(equal_gradients(), lambda fn, args: flat(fn(*args)))
     joined = lambda q, k, v, x: flat([triangular(q, k, v)], x)
     yield "a result beside another", (joined, [*heads_first, ((3000, 7), (0, 1), torch.float16)], (3000,))

@@ -386,18 +386,24 @@ def test_several_kinds_of_nodes():
     assert_same(*[[each[kind] for kind in x] for each in found])
 
 
-def test_compiled_whole():
+WHOLE = [*[(name, (4,)) for name in NAMES], ("GATConv", (4, 3)), ("GATConv", (4, None))]
+
+
+@pytest.mark.parametrize("name, sizes", WHOLE)
+def test_compiled_whole(name, sizes):
+    """Of one input, of a pair, and of sources alone."""
     list_ = graph(12, 12, 40, torch.Generator().manual_seed(4))
-    x, attr = torch.randn(12, 4, requires_grad=True), torch.randn(40, 3, requires_grad=True)
-    theirs = peers.GATv2Conv(4, 5, heads=2, edge_dim=3)
-    ours = tg.nn.GATv2Conv(4, 5, heads=2, edge_dim=3)
-    ours.load_state_dict(theirs.state_dict())
+    ends = [None if n is None else torch.randn(12, n, dtype=torch.float64, requires_grad=True) for n in sizes]
+    x = ends[0] if len(sizes) == 1 else tuple(ends)
+    attr = torch.randn(40, 3, dtype=torch.float64, requires_grad=True)
+    loops = {} if name == "TransformerConv" or None not in sizes else {"add_self_loops": False}
+    theirs, ours = pair_of(name, sizes[0] if len(sizes) == 1 else (4, 3), 5, heads=2, edge_dim=3, **loops)
     compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
     found = []
     for layer, parameters in ((compiled, ours.parameters()), (theirs, theirs.parameters())):
         out = layer(x, list_, attr)
-        found.append([out, *gradients([out], [x, attr, *parameters])])
-    assert_same(*found, 1e-4)
+        found.append([out, *gradients([out], [*inputs_of(x, attr), *parameters])])
+    assert_same(*found)
 
 
 def test_compiled_once_for_all_sizes_and_seeds():

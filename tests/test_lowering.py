@@ -66,6 +66,7 @@ def test_kernels_stand_in_the_code_and_no_call_is_left(found, name, names):
     ("name", "width", "columns", "copies"),
     [
         ("gradients", 384, [128, 0, 256], 0),
+        ("gradients, packaged", 384, [128, 0, 256], 0),
         ("gradients and another", 512, [384, 128, 0], 1),
         ("gradients and what is computed", 512, [384, 128, 0], 1),
         ("gradients of two dimensions of rows", 384, [128, 0, 256], 0),
@@ -102,6 +103,26 @@ def test_other_concatenations_are_the_compilers(found, name, kernels):
     assert len([kernel for kernel, _ in ran if not kernel.startswith("propagate")]) == kernels
     assert all("reinterpret_tensor(buf" not in told for kernel, told in ran if kernel.startswith("propagate"))
     assert len(found[name]["said"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("GATConv", (1, 1, 2)),
+        ("GATConv, backward", (2, 2, 5)),  # gradients of: features once more, attention vectors, bias
+        ("GATv2Conv", (1, 1, 2)),
+        ("GATv2Conv, backward", (2, 2, 6)),  # sums of parts: attention vectors, biases of maps, bias
+        ("TransformerConv", (1, 1, 2)),
+        ("TransformerConv, backward", (2, 2, 3)),  # one part of a concatenation, biases of maps
+    ],
+)
+def test_layers_are_products_kernels_and_few_others(found, name, counts):
+    """(products, tiga's kernels, the compiler's) in the code; a sum over rows takes the compiler two."""
+    code = found[name]["code"]
+    ran = [re.sub(r"_\d+$", "", kernel) for kernel, _ in launches(code)]
+    products = len(re.findall(r"extern_kernels\.(?:add)?mm\(", code))
+    assert (products, ran.count("propagate"), len(ran) - ran.count("propagate")) == counts
+    assert CALL not in code and code.count("extern_kernels.") == products
 
 
 def test_strides_and_sizes_are_told_and_nothing_is_copied(found):
