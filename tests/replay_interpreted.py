@@ -4,6 +4,7 @@ The oracle is plain torch in float64. Launches are given tensors, as the interpr
 of a device: then each argument is a tensor made of nothing but the address.
 """
 
+import copy
 import ctypes
 import dataclasses
 
@@ -242,6 +243,95 @@ def test_what_is_wrong_is_still_refused(launched):
     ):
         with pytest.raises(tg.TigaError):
             torch.ops.tiga.propagate(call.program, tensors, ints, scalars)
+
+
+class Network(tg.MessagePassing):
+    """A network per edge, whose first map is taken to the nodes; and what nodes compute after the edges."""
+
+    reducer = tg.online_softmax()
+
+    def __init__(self, width):
+        super().__init__()
+        self.net = tg.nn.trace(
+            torch.nn.Sequential(torch.nn.Linear(2 * width, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
+        )
+
+    def edge(self, src, dst, edge, scale):
+        return self.reducer(self.net(src.x, dst.y) * scale, src.x)
+
+
+def network(module, edges, x, y, scale):
+    """The same in torch, in the precision of x and y."""
+    net = copy.deepcopy(module.net.module).to(x.dtype)
+    score = net(torch.cat([x[edges[0]], y[edges[1]]], -1)) * scale
+    weight = torch.zeros(len(y), len(edges[0]), dtype=x.dtype)
+    weight[edges[1], torch.arange(len(edges[0]))] = score[:, 0].exp()
+    total = weight.sum(1, keepdim=True)
+    return weight @ x[edges[0]] / torch.where(total == 0, 1, total), list(net.parameters())
+
+
+def test_work_on_nodes_is_repeated(launched):
+    """Projections before the edges, sums and projections after them; other data, scalars, layouts and gradients."""
+    edges = torch.tensor([[(5 * e + e // 7) % 9 for e in range(40)], [e % 8 for e in range(40)]])
+    graph, other = (tg.Graph.from_edge_index(x, 9, 9).prepare() for x in (edges, edges[:, ::2]))
+    modules, wide = [Network(4), Network(4)], torch.randn(9, 3, 12)
+    for step in range(4):
+        for module in modules:
+            for k, (g, e, x) in enumerate(
+                (
+                    (graph, edges, torch.randn(9, 4)),
+                    (graph, edges, wide[:, 1, 2:6] * 1),
+                    (other, edges[:, ::2], wide[:, step % 3, 4:8]),
+                )
+            ):
+                y, scale = torch.randn(9, 4), 0.5 + 0.25 * step
+                x, y = x.detach().requires_grad_(k != 1), y.requires_grad_()
+                found = module(graph=g, src={"x": x}, dst={"y": y}, scale=scale)
+                exact = [t.detach().double().requires_grad_(t.requires_grad) for t in (x, y)]
+                wanted, parameters = network(module, e, *exact, scale)
+                torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
+                grad = torch.randn_like(found)
+                moving = [t for t in (x, y) if t.requires_grad]
+                ours = torch.autograd.grad(found, [*moving, *module.net.parameters()], grad)
+                theirs = torch.autograd.grad(
+                    wanted, [*[t for t in exact if t.requires_grad], *parameters], grad.double()
+                )
+                for a, b in zip(ours, theirs, strict=True):
+                    torch.testing.assert_close(a.double(), b, atol=2e-5, rtol=2e-5)
+                with torch.no_grad():
+                    torch.testing.assert_close(module(graph=g, src={"x": x}, dst={"y": y}, scale=scale), found)
+    texts = [recipe.text for recipe in recipes()]
+    assert sum(["view(" in text for text in texts]) == len(texts) >= 6
+    assert [recipe.bare for recipe in recipes()] == [launched == "addresses"] * len(texts)
+    assert "lowering: rows" in modules[0].explain()
+
+
+class Before(tg.MessagePassing):
+    reducer = tg.sum()
+
+    def edge(self, src, dst, edge, w, scale):
+        return self.reducer(torch.nn.functional.linear(src.x * scale, w) * dst.y)
+
+
+class After(tg.MessagePassing):
+    reducer = tg.sum()
+
+    def edge(self, src, dst, edge, w, scale):
+        return torch.nn.functional.linear(self.reducer(src.x * dst.y), w) * scale
+
+
+@pytest.mark.parametrize("graph", [tg.Graph.from_edge_index([[0, 1, 2], [1, 2, 0]], 3, 3), tg.Graph.dense(3)], ids=str)
+def test_scalars_on_nodes_are_those_of_the_call(graph, launched):
+    graph, mask = graph.prepare(), graph.to_mask().double()
+    for step in range(4):
+        x, y, w = torch.randn(3, 4), torch.randn(3, 4), torch.randn(4, 4)
+        scale, exact = 0.5 - step, (x.double(), y.double(), w.double())
+        given = {"graph": graph, "src": {"x": x}, "dst": {"y": y}, "w": w, "scale": scale}
+        wanted = mask @ (exact[0] @ exact[2].T * scale) * exact[1]
+        torch.testing.assert_close(Before()(**given).double(), wanted, atol=1e-5, rtol=1e-5)
+        wanted = (mask @ exact[0] * exact[1]) @ exact[2].T * scale
+        torch.testing.assert_close(After()(**given).double(), wanted, atol=1e-5, rtol=1e-5)
+    assert len(recipes()) == 2 and all(["s[0]" in recipe.text for recipe in recipes()])
 
 
 # Bounds of intervals.

@@ -15,8 +15,7 @@ from tiga.codegen.emit_nodes import RowEmitter, Source
 from tiga.codegen.emit_tiles import Emitter
 from tiga.codegen.kernels import Runner, float32_setting
 from tiga.codegen.plan import Plan
-from tiga.codegen.replay import Source as Origin
-from tiga.codegen.replay import Tape
+from tiga.codegen.tape import Tape
 from tiga.codegen.tiles import Axes, Work
 from tiga.program import Program, evaluate_size
 
@@ -68,7 +67,6 @@ class Call:
         self.relation = tuple(tensors[len(p.operands) :])
         self.tensors.update({f"relation{k}": t for k, t in enumerate(self.relation)})
         self.scalars = dict(zip(p.scalars, scalars))
-        self.origins = {name: Origin("tensors", k) for k, name in enumerate(self.tensors)}  # until launches make more
         self.device = tensors[0].device
         self.num_dst, self.num_src = (ints[1], ints[0]) if p.reverse else (ints[0], ints[1])
         self.given, self.shapes = tensors, tuple([t.shape for t in tensors])
@@ -131,8 +129,6 @@ def run(record: Record, ready: Prepared, call: Call, spans: Any, told: dict[str,
         if name[0] == "&":
             if name not in told:
                 told.update(spans(ready, call, arguments[at]))
-                if call.tape is not None:
-                    call.tape.computed(told[name], again(spans, ready, call, name, arguments[at]))
             arguments[at] = told[name]
         else:
             arguments[at] = call.tensors[name]
@@ -143,19 +139,11 @@ def run(record: Record, ready: Prepared, call: Call, spans: Any, told: dict[str,
     for at, make in record.descriptors:
         arguments[at] = make(call)
         if call.tape is not None:
-            call.tape.computed(arguments[at], described(make, call))
-    if call.tape is not None:
-        numbers = {name: Origin("scalars", k) for k, name in enumerate(call.p.scalars)}
-        sources = [(at, call.origins[name]) for at, name in record.tensors if name in call.origins]
-        sources += [(at, numbers[name]) for at, name in record.scalars]
-        call.tape.launch(record.runner, arguments, sources)
-    record.runner.run(*arguments)
-
-
-def again(spans: Any, ready: Prepared, call: Call, name: str, block_m: int) -> Callable[[list[Tensor]], Tensor]:
-    """What computes a tensor of the relation for another call like this one."""
-    p, ints, scalars = call.p, call.ints, tuple(call.scalars.values())
-    return lambda tensors: spans(ready, Call(p, tensors, ints, scalars, []), block_m)[name]
+            call.tape.compute(arguments[at], described(make, call))
+    if call.tape is None:
+        record.runner.run(*arguments)
+    else:
+        call.tape.launch(record.runner, arguments, dict(record.scalars))
 
 
 def described(make: Any, call: Call) -> Callable[[list[Tensor]], Any]:

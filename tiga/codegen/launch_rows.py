@@ -19,9 +19,8 @@ from tiga import passes
 from tiga.codegen.emit_rows import Emitter, Source
 from tiga.codegen.kernels import Runner, bare, compiled, float32_setting, keep, load, multiprocessors, precision
 from tiga.codegen.plan_rows import Plan, bucket, plans, programs, whole_waves
-from tiga.codegen.replay import Source as Origin
-from tiga.codegen.replay import Tape
 from tiga.codegen.rows import Analysis, Pass, Refused
+from tiga.codegen.tape import Tape
 from tiga.preparation import Direction, directions, work_list
 from tiga.program import Program, evaluate_size
 from tiga.types import DTYPES, compute_dtype
@@ -72,17 +71,13 @@ class Lists:
     """Both directions of a call's relation; what the graph was not prepared for is made when it is asked for."""
 
     def __init__(self, relation: tuple[Tensor, ...], ints: Sequence[int]) -> None:
-        self.ints, self.num_edges, self.count = ints, relation[1].shape[0], len(relation)
+        self.ints, self.num_edges = ints, relation[1].shape[0]
         self.found = directions(relation)
 
-    def places(self, work: Pass) -> dict[tuple, int] | None:
-        """Which of the relation's tensors a pass reads, by name; None where some of them are made in the call."""
-        numbers: Any = tuple(range(self.count))
-        direction = directions(numbers)[work.owner == "src"]
-        if direction is None or direction.items is None or work.scans:
-            return None
-        _, col, number, items, merges = direction
-        return dict(zip(_LISTS, (items, merges, col, col if number is None else number)))  # type: ignore[arg-type]
+    def there(self, work: Pass) -> bool:
+        """Whether all that a pass reads of the relation was given, and is not made in the call."""
+        direction = self.found[work.owner == "src"]
+        return direction is not None and direction.items is not None and not work.scans
 
     def of(self, work: Pass) -> Listed:
         """The direction that a pass visits."""
@@ -103,13 +98,6 @@ class Lists:
         return Direction(rowptr, col, number, None, None)
 
 
-class Noted(NamedTuple):
-    """Where the tensors of a call that is noted come from, by name."""
-
-    tape: Tape
-    origins: dict[tuple, Origin]
-
-
 @dataclass(frozen=True)
 class Call:
     """A compiled kernel and its arguments; `changing`: (where, which) of those that every call gives anew."""
@@ -121,15 +109,14 @@ class Call:
     kernel: Any = None
     registers: int = 0
 
-    def __call__(self, grid: int, tensors: dict, noted: Noted | None = None) -> None:
+    def __call__(self, grid: int, tensors: dict, tape: Tape | None = None) -> None:
         values = list(self.values)
         for at, name in self.changing:
             values[at] = tensors[name]
-        if noted is not None:
-            tape, origins = noted
-            sources = [(at, origins[name]) for at, name in self.changing if name in origins]
-            tape.launch(self.runner(grid), values, sources)
-        self.run(grid, values)
+        if tape is None:
+            self.run(grid, values)
+        else:
+            tape.launch(self.runner(grid), values, {at: name for at, (what, name) in self.changing if what == "scalar"})
 
     def runner(self, grid: int) -> Runner:
         """What launches so many programs."""
@@ -171,7 +158,7 @@ def layout_key(p: Program, tensors: Sequence[Tensor], shapes: tuple, lists: List
 
 
 def launch(
-    p: Program, ready: Prepared, tensors: dict, shapes: tuple, graph: Listed, key: tuple, noted: Noted | None = None
+    p: Program, ready: Prepared, tensors: dict, shapes: tuple, graph: Listed, key: tuple, tape: Tape | None = None
 ) -> None:
     """Run one pass; partial sums of its sums over all edges are left in tensors["parts", ref]."""
     num_items, num_merges, num_edges = graph.items.shape[0], graph.merges.shape[0], graph.col.shape[0]
@@ -189,9 +176,9 @@ def launch(
     grid = programs(-(-num_items // record.plan.rows), multiprocessors(device), record.most)
     memory(record, tensors, grid, num_slots, device)
     with current(device):
-        record.main(grid, tensors, noted)
+        record.main(grid, tensors, tape)
         if record.merge is not None:
-            record.merge(num_merges, tensors, noted)
+            record.merge(num_merges, tensors, tape)
 
 
 def listed(tensors: dict, graph: Listed) -> Any:

@@ -1,50 +1,36 @@
-"""Calls as they were prepared: one look-up from all that decides a call's launches to the list of them.
+"""Calls as they were prepared: one look-up from all that decides a call's launches to straight-line code for them.
 
-A call that is met again, and whose work is kernels alone, is noted while it runs (`Tape`): what was launched, and where
-each argument came from. Later calls like it (`key_of`) make their outputs and the memory between kernels, and launch
-(`Recipe`): no program is read, nothing is checked or looked for again.
+A call that is met again is noted while it runs (`Tape`): its launches, and what torch was asked for besides. Later
+calls like it (`key_of`) run a function written from that (`Recipe`): no program is read, nothing is checked or looked
+for again.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tiga import passes
 from tiga.codegen import tuning
-from tiga.codegen.kernels import Runner, float32_setting, hooked
+from tiga.codegen.kernels import float32_setting, hooked
+from tiga.codegen.tape import Launch, Operation, Part, Tape, Word
 
 MOST = 4096
 KEPT: dict[tuple, Recipe | None] = {}
 """Recipes by key; None of a call that was met once. They hold no tensor."""
 
 _ALIGNED = 256  # bytes, at least what memory of torch's own is aligned to and kernels are specialised on
-# what Inductor's output allocates with, a third of torch.empty's time
+# what Inductor's output allocates and views with, a third and half of the time of torch's own
 _QUICK = {kind: getattr(torch._C._dynamo.guards, f"_empty_strided_{kind}", None) for kind in ("cpu", "cuda")}
-
-
-class Source(NamedTuple):
-    """Where an argument comes from: the number of one of the call's "tensors", "outputs" or "scalars", of its
-    "scratch", of the "constants", or the "stream"."""
-
-    of: str
-    number: int = 0
-
-
-class Form(NamedTuple):
-    """A tensor to make."""
-
-    shape: tuple
-    strides: tuple
-    dtype: torch.dtype
-
-
-def form_of(t: Tensor) -> Form:
-    return Form(tuple(t.shape), t.stride(), t.dtype)
+_view = getattr(torch._C._dynamo.guards, "_reinterpret_tensor", None) or (
+    lambda t, shape, strides, offset: t.as_strided(shape, strides, t.storage_offset() + offset)
+)
+# functions of torch's that read the arguments of these operations as they are, and sooner
+_NAMED = {getattr(torch.ops.aten, x): getattr(torch, x) for x in "mm addmm bmm add sub mul div sum cat where".split()}
 
 
 def key_of(
@@ -62,117 +48,39 @@ def found(key: tuple) -> Recipe | None:
     return None if recipe is None or tuning.asked() or hooked() else recipe
 
 
-def tape(key: tuple, tensors: Sequence[Tensor], outputs: list[Tensor], scalars: Sequence[float]) -> Tape | None:
+def tape(key: tuple, tensors: Sequence[Tensor], outputs: list[Tensor], scalars: Sequence[str]) -> Tape | None:
     """What notes this call, where one like it was met before: sizes that change at every call are not worth it."""
     if key in KEPT:
-        return Tape(tensors, outputs, len(scalars))
+        return None if torch._C._are_functorch_transforms_active() else Tape(tensors, outputs, scalars)
     if len(KEPT) >= MOST:
         KEPT.clear()
     KEPT[key] = None
     return None
 
 
-class Tape:
-    """What a call did. `whole`: whether that was all launches, of tensors whose origin is known."""
-
-    def __init__(self, tensors: Sequence[Tensor], outputs: list[Tensor], scalars: int) -> None:
-        self.device, self.outputs = tensors[0].device, outputs
-        self.whole, self.name = True, ""
-        self.noted: set[str] = set()  # passes that ran besides
-        self.counts = {"tensors": len(tensors), "outputs": len(outputs), "scalars": scalars}
-        self.scratch: list[Any] = []  # held until the recipe is made, so that none takes the place of another
-        self.zeroed: list[int] = []
-        self.sums: dict[int, int] = {}  # output by number of scratch
-        self.made: dict[int, Callable[[list[Tensor]], Any]] = {}
-        self.launches: list[tuple[Runner, list[Source]]] = []
-        self.texts: tuple[str, ...] = ()
-        self.constants: list[Any] = []
-
-    def launch(self, runner: Runner, arguments: Sequence[Any], sources: Iterable[tuple[int, Source]]) -> None:
-        """A kernel was launched. sources: (position, origin) of what the call was given; the rest is known as it is."""
-        known = dict(sources)
-        words = [known[at] if at in known else self.source(x) for at, x in enumerate(arguments)]
-        self.launches.append((runner, words))
-
-    def source(self, x: Any) -> Source:
-        """The origin of what the call did not get: constants, its outputs, and what it made."""
-        if x is None or isinstance(x, (int, float, str)):
-            return self.constant(x)
-        for of, known in (("outputs", self.outputs), ("scratch", self.scratch)):
-            for k, t in enumerate(known):
-                if t is x:
-                    return Source(of, k)
-        self.scratch.append(x)
-        return Source("scratch", len(self.scratch) - 1)
-
-    def constant(self, x: Any) -> Source:
-        self.constants.append(x)
-        return Source("constants", len(self.constants) - 1)
-
-    def ran(self, name: str, texts: tuple[str, ...]) -> None:
-        """The call is over: what explain says of it."""
-        self.name, self.texts = name, texts
-
-    def computed(self, x: Any, again: Callable[[list[Tensor]], Any]) -> None:
-        """An argument that was made from the call's tensors, by no kernel; again(tensors) does so for another call."""
-        self.made[self.source(x).number] = again
-
-    def sum_of(self, parts: Tensor, output: int) -> None:
-        """An output is the sum of what programs kept apart."""
-        self.sums[self.source(parts).number] = output
-
-    def keep(self, key: tuple) -> None:
-        """Make the recipe; a call that was more than launches has none."""
-        known = [isinstance(x, Tensor) and not x.storage_offset() or k in self.made for k, x in enumerate(self.scratch)]
-        if self.whole and all(known):
-            KEPT[key] = Recipe(key[0], self)
+def keep(key: tuple, tape: Tape) -> None:
+    """Make the recipe of a call; one that was more than is noted has none."""
+    if tape.whole:
+        KEPT[key] = Recipe(key[0], tape)
 
 
 class Recipe:
-    """A call to repeat.
+    """A call to repeat. `text` is its code: of tensors, their addresses, scalars, the stream and what allocates.
 
-    Each launch picks its arguments from one list: addresses of the call's tensors, of outputs and of what it makes,
-    scalars, the stream, constants; then, where a launch takes no addresses, the tensors again. What a call makes is,
-    in this order, the parts whose sum is an output, what is computed, and the memory between kernels.
+    bare: whether every launcher takes addresses. bytes: of memory that nobody but launches with addresses reads, which
+    is one block.
     """
 
     def __init__(self, program: str, tape: Tape) -> None:
         self.device, self.note = tape.device, passes.Run(program)
         self.note.visit, self.note.sources = tape.name, tape.texts
-        self.note.names = {"verify", "check", tape.name, *tape.noted}
-        between = [k for k in range(len(tape.scratch)) if k not in tape.sums and k not in tape.made]
-        self.outputs = tuple([form_of(t) for t in tape.outputs])
-        self.parts = tuple([form_of(tape.scratch[k]) for k in tape.sums])
-        self.between = tuple([form_of(tape.scratch[k]) for k in between])
-        self.bytes, self.offsets = _placed([tape.scratch[k] for k in between])
-        self.sums, self.computed = tuple(tape.sums.values()), tuple(tape.made.values())
-        self.zeroed = tuple(tape.zeroed)
-        self.bare = all([runner.bare is not None for runner, _ in tape.launches])
-        self.steps = self._steps(tape, [*tape.sums, *tape.made, *between])
-        self.constants = tuple(tape.constants)
-
-    @staticmethod
-    def _steps(tape: Tape, made: list[int]) -> tuple[tuple[Callable, Callable], ...]:
-        """What launches, and what picks its arguments. made: numbers of scratch, as the list has them."""
-        launches = []
-        for runner, words in tape.launches:
-            run = runner.run
-            if runner.bare is not None:
-                run, before, after = runner.bare
-                words = [*map(tape.constant, before), Source("stream"), *map(tape.constant, after), *words]
-            launches.append((run, words, runner.bare is not None))
-        counts = {**tape.counts, "scratch": len(made), "stream": 1, "constants": len(tape.constants)}
-        addresses, tensors, at = {}, {}, 0
-        for of in ("tensors", "outputs", "scratch", "scalars", "stream", "constants"):
-            addresses[of], at = at, at + counts[of]
-        for of in ("tensors", "outputs", "scratch"):
-            tensors[of], at = at, at + counts[of]
-        steps: list[tuple[Callable, Callable]] = []
-        for run, words, bare in launches:
-            first = addresses if bare else {**addresses, **tensors}
-            picked = [first[of] + (made.index(k) if of == "scratch" else k) for of, k in words]
-            steps.append((run, operator.itemgetter(*picked)))
-        return tuple(steps)
+        self.note.names = {"verify", "check", tape.name, *tape.passes}
+        writer = Writer(tape)
+        self.text, self.constants = writer.text(), writer.constants
+        self.bare, self.bytes = writer.bare, writer.bytes
+        scope: dict[str, Any] = {"view": _view, **self.constants}
+        exec(compile(self.text, "<tiga call>", "exec"), scope)  # written here
+        self.repeat: Callable[..., list[Tensor]] = scope["repeat"]
 
     def __call__(self, tensors: list[Tensor], addresses: list[int], scalars: Sequence[float]) -> list[Tensor]:
         """The outputs."""
@@ -182,51 +90,148 @@ class Recipe:
                 return self.run(tensors, addresses, scalars)
         return self.run(tensors, addresses, scalars)
 
-    def run(self, tensors: list[Tensor], addresses: list[Any], scalars: Sequence[float]) -> list[Tensor]:
+    def run(self, tensors: list[Tensor], addresses: list[int], scalars: Sequence[float]) -> list[Tensor]:
         # torch.empty_strided fills memory where torch was asked to
         empty = self.filled if torch._C._get_deterministic_algorithms() else _QUICK.get(self.device.type) or self.filled
-        outputs = [empty(*form) for form in self.outputs]
-        for k in self.zeroed:
-            outputs[k].zero_()
-        made = [empty(*form) for form in self.parts]
-        made += [again(tensors) for again in self.computed]
-        pool = addresses
-        pool += [t.data_ptr() for t in outputs]
-        if self.bare:
-            # what lies between kernels is one block, held until they are queued
-            pool += [t.data_ptr() for t in made]
-            held = empty((self.bytes,), (1,), torch.uint8) if self.bytes else None
-            first = 0 if held is None else held.data_ptr()
-            pool += [first + x for x in self.offsets]
-        else:
-            made += [empty(*form) for form in self.between]
-            pool += [x.data_ptr() if isinstance(x, Tensor) else 0 for x in made]
-        pool += scalars
-        pool.append(0 if self.device.index is None else torch._C._cuda_getCurrentRawStream(self.device.index))
-        pool += self.constants
-        if not self.bare:
-            pool += [*tensors, *outputs, *made]
-        for launch, arguments in self.steps:
-            launch(*arguments(pool))
-        for x, k in zip(made, self.sums):
-            _sum(x, outputs[k])
-        return outputs
+        stream = 0 if self.device.index is None else torch._C._cuda_getCurrentRawStream(self.device.index)
+        return self.repeat(tensors, addresses, scalars, stream, empty)
 
     def filled(self, shape: tuple, strides: tuple, dtype: torch.dtype) -> Tensor:
         return torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
 
 
-def _sum(parts: Tensor, out: Tensor) -> None:
-    if parts.dtype == out.dtype and parts.shape[1:] == out.shape:
-        torch.sum(parts, 0, out=out)
-    else:
-        out.copy_(parts.sum(0))
+class Writer:
+    """Writes the code of a recipe: a line a step, after the lines that make what it reads."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape, self.constants = tape, dict[str, Any]()
+        self.outputs = [Part(f"o{k}", tape.forms[f"o{k}"]) for k in range(len(tape.outputs))]
+        self.steps = self.needed(self.instead(list(tape.steps)))
+        self.bare = all([by_address(step) for step in self.steps if isinstance(step, Launch)])
+        self.lines: list[tuple[str, list[str]]] = []  # each with the names in it
+        self.there: dict[Part, str] = {}  # names of tensors that the code has
+        self.offsets, self.bytes = self.placed()
+
+    def instead(self, steps: list[Launch | Operation]) -> list[Launch | Operation]:
+        """An output into which all of what the call made is copied, and nothing else, is that itself."""
+        used = [part.name for step in steps for part in step.reads()]
+        kept = []
+        for at, step in enumerate(steps):
+            to, x = step.reads()[:2] if is_copy(step) else (None, None)
+            if to is not None and x is not None and to.form == x.form and to in self.outputs:
+                whole = self.tape.bytes.get(x.name) == math.prod(x.form.shape) * x.form.dtype.itemsize
+                after = [part.name for later in steps[at + 1 :] for part in later.writes()]
+                if whole and used.count(to.name) == 1 and x.name not in (*after, *[o.name for o in self.outputs]):
+                    self.outputs[self.outputs.index(to)] = x
+                    continue
+            kept.append(step)
+        return kept
+
+    def needed(self, steps: list[Launch | Operation]) -> list[Launch | Operation]:
+        """All but operations whose results nobody reads."""
+        read, kept = {part.name for part in self.outputs}, []
+        for step in reversed(steps):
+            if isinstance(step, Launch) or not step.made or not read.isdisjoint(step.made):
+                read.update([part.name for part in step.reads()])
+                kept.append(step)
+        return kept[::-1]
+
+    def placed(self) -> tuple[dict[str, int], int]:
+        """Where memory begins that is a part of one block, and the bytes of that."""
+        others = [part for step in self.steps if not by_address(step) for part in step.reads()]
+        tensors = {part.name for part in (*others, *self.outputs)}
+        offsets: dict[str, int] = {}
+        total = 0
+        for name in dict.fromkeys([part.name for step in self.steps for part in step.reads()]):
+            if name[0] == "m" and name not in tensors:
+                offsets[name] = total
+                total += -(-self.tape.bytes[name] // _ALIGNED) * _ALIGNED
+        return offsets, total
+
+    def text(self) -> str:
+        if self.bytes:
+            self.lines.append((f"block = empty(({self.bytes},), (1,), {self.constant(torch.uint8)})", []))
+            self.lines.append(("b = block.data_ptr()", []))
+        for k, again in enumerate(self.tape.computed):
+            self.lines.append((f"d{k} = {self.constant(again)}(t)", []))
+        for step in self.steps:
+            self.launch(step) if isinstance(step, Launch) else self.operation(step)
+        names: list[str] = []
+        returned = ", ".join([self.tensor(part, names) for part in self.outputs])
+        self.lines.append((f"return [{returned}]", names))
+        last = {name: at for at, (_, names) in enumerate(self.lines) for name in names}
+        lines = ["def repeat(t, a, s, stream, empty):"]
+        for at, (line, names) in enumerate(self.lines):
+            over = [name for name in dict.fromkeys(names) if last[name] == at < len(self.lines) - 1]
+            lines.append(f"    {line}; del {', '.join(over)}" if over else "    " + line)
+        return "\n".join([*lines, ""])
+
+    def launch(self, step: Launch) -> None:
+        run, bare = step.runner.run, step.runner.bare
+        names: list[str] = []
+        if bare is None:
+            words = [self.word(x, names) for x in step.arguments]
+        else:
+            run, before, after = bare
+            words = [*[self.word(x, names) for x in before], "stream", *[self.word(x, names) for x in after]]
+            words += [self.address(x, names) if isinstance(x, Part) else self.word(x, names) for x in step.arguments]
+        self.lines.append((f"{self.constant(run)}({', '.join(words)})", names))
+
+    def operation(self, step: Operation) -> None:
+        names = list(step.made)
+        words = [self.word(x, names) for x in step.args]
+        words += [f"{name}={self.word(x, names)}" for name, x in step.kwargs.items()]
+        run = self.constant(_NAMED.get(step.target.overloadpacket, step.target._op))
+        made = ", ".join(step.made) + " = " if step.made else ""
+        self.lines.append((f"{made}{run}({', '.join(words)})", names))
+
+    def word(self, x: Any, names: list[str]) -> str:
+        if isinstance(x, Part):
+            return self.tensor(x, names)
+        if isinstance(x, list):
+            return f"[{', '.join([self.word(y, names) for y in x])}]"
+        return x if isinstance(x, Word) else self.constant(x)
+
+    def constant(self, x: Any) -> str:
+        if type(x) in (int, bool, type(None)):
+            return repr(x)
+        name = next((name for name, known in self.constants.items() if known is x), f"c{len(self.constants)}")
+        self.constants[name] = x
+        return name
+
+    def base(self, name: str, names: list[str]) -> str:
+        """The tensor that a memory was given or made as; memory for kernels is made where it is first met."""
+        if name[0] == "t":
+            return f"t[{name[1:]}]"
+        form, held = self.tape.forms[name], [name] if name[0] != "o" else []
+        if name[0] in "mo" and Part(name, form) not in self.there:
+            self.there[Part(name, form)] = name
+            self.lines.append((f"{name} = empty({form.shape}, {form.strides}, {self.constant(form.dtype)})", held))
+        names += held
+        return name
+
+    def tensor(self, part: Part, names: list[str]) -> str:
+        if part == Part(part.name, self.tape.forms[part.name]):
+            return self.base(part.name, names)
+        if part not in self.there:
+            read: list[str] = []
+            view = f"view({self.base(part.name, read)}, {part.form.shape}, {part.form.strides}, {part.offset})"
+            self.there[part] = f"w{len(self.there)}"
+            self.lines.append((f"{self.there[part]} = {view}", [*read, self.there[part]]))
+        names.append(self.there[part])
+        return self.there[part]
+
+    def address(self, part: Part, names: list[str]) -> str:
+        start = part.offset * part.form.dtype.itemsize
+        if part.name in self.offsets:
+            return f"b + {self.offsets[part.name] + start}"
+        address = f"a[{part.name[1:]}]" if part.name[0] == "t" else f"{self.base(part.name, names)}.data_ptr()"
+        return f"{address} + {start}" if start else address
 
 
-def _placed(scratch: list[Tensor]) -> tuple[int, tuple[int, ...]]:
-    """One block for memory between kernels: its bytes, and where in it each tensor begins."""
-    total, offsets = 0, []
-    for t in scratch:
-        offsets.append(total)
-        total += -(-t.untyped_storage().nbytes() // _ALIGNED) * _ALIGNED
-    return total, tuple(offsets)
+def by_address(step: Launch | Operation) -> bool:
+    return isinstance(step, Launch) and step.runner.bare is not None
+
+
+def is_copy(step: Launch | Operation) -> bool:
+    return isinstance(step, Operation) and step.target is torch.ops.aten.copy_.default

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -27,8 +28,9 @@ def launch(ready: Prepared, call: Call, spans: Callable[[Prepared, Call, int], d
         if len(known) >= MOST_RECORDS:
             known.clear()
         tape, call.tape = call.tape, None  # launches to time plans by are no part of the call
-        found = hopper_steps(ready, call, spans)
-        steps = known[call.key] = found if found is not None else Launch(ready, call, spans).steps()
+        with contextlib.nullcontext() if tape is None else tape.paused():
+            found = hopper_steps(ready, call, spans)
+            steps = known[call.key] = found if found is not None else Launch(ready, call, spans).steps()
         call.tape = tape
         for record in steps.records:
             keep(record.text, record.runner.compiled)
@@ -36,7 +38,7 @@ def launch(ready: Prepared, call: Call, spans: Callable[[Prepared, Call, int], d
     for name in steps.noted:
         passes.ran(name)
         if call.tape is not None:
-            call.tape.noted.add(name)
+            call.tape.passes.add(name)
     return steps.texts
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tiga.codegen.tape import Tape
 from tiga.program import Line
 from tiga.reference import Run
 from tiga.reference_ops import fold_rows
@@ -26,10 +27,13 @@ class Nodes(Run):
 
     numbers: dict[str, float]
     whole: Whole
+    tape: Tape | None = None
 
     def value(self, ref: str, layout: Any) -> Tensor:
         if ref in self.numbers and ref not in self.fields:
             self.fields[ref] = torch.full((), self.numbers[ref], dtype=torch.float64, device=self.device)
+            if self.tape is not None:
+                self.tape.filled(self.fields[ref], ref)
         return super().value(ref, layout)
 
     def node(self, line: Line) -> None:

@@ -67,11 +67,16 @@ def composite(program: str, tensors: list[Tensor], ints: list[int], scalars: lis
     if key is not None:
         from tiga.ops import rows, tiles  # Triton is imported where a kernel runs, not before
 
-        tape = replay.tape(key, tensors, outputs, scalars) if _repeats(p, ints) else None
-        reason = (rows if p.kind == "csr" else tiles).run(p, tensors, ints, scalars, outputs, tape)
+        kernels = rows if p.kind == "csr" else tiles
+        tape = replay.tape(key, tensors, outputs, p.scalars) if _repeats(p, ints) else None
+        if tape is None:
+            reason = kernels.run(p, tensors, ints, scalars, outputs)
+        else:
+            with tape:
+                reason = kernels.run(p, tape.tensors, ints, scalars, outputs, tape)
         if not reason:
             if tape is not None:
-                tape.keep(key)
+                replay.keep(key, tape)
             return outputs
         if p.pruned:
             prune.refuse(p.pruned, None, device, p.kind, f"no kernel fits this program ({reason})")

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from tiga import passes
 from tiga.codegen.apart_rows import Few, few
-from tiga.codegen.launch_rows import Lists, Noted, Prepared, launch, layout_key, prepare
-from tiga.codegen.replay import Source, Tape
-from tiga.codegen.rows import Analysis, Pass, Refused, around, read_args
+from tiga.codegen.launch_rows import Lists, Prepared, launch, layout_key, prepare
+from tiga.codegen.rows import Analysis, Refused, around, read_args
+from tiga.codegen.tape import Tape
 from tiga.ops.nodes import Nodes, Whole
 from tiga.program import Line, Program, evaluate_size
 from tiga.types import DTYPES, compute_dtype
@@ -114,7 +114,6 @@ class Rows(Nodes):
         self.numbers = dict(zip(p.scalars, scalars))
         self.whole = Whole(self.num_dst)
         self.lists = Lists(tuple(tensors[count:]), ints)
-        self.parts: dict[str, Any] = {}
         self.given = tensors
 
     @functools.cached_property
@@ -128,14 +127,11 @@ class Rows(Nodes):
             self.edges(k)
         if self.tape is not None:
             self.tape.ran("launch-rows", self.plan.texts)
-            self.tape.whole = self.tape.whole and not (self.plan.early or self.plan.late)
         for line in self.plan.late:
             self.node(line)
         for at, (out, ref) in enumerate(zip(self.outputs, self.p.returns)):
             if self.plan.filled.get(ref) != at:
                 ref = self.plan.rounded.get(ref, ref)
-                if self.tape is not None:
-                    self.finished(at, ref)
                 x = self.held(ref) if ref in self.here or ref in self.fields else self.value(ref, self.whole)
                 out.copy_(x.expand(out.shape) if x.dim() == out.dim() else x)
 
@@ -156,39 +152,14 @@ class Rows(Nodes):
         for f in work.shared:
             parts = tensors.get(("parts", f.outs[0]))
             self.fields[f.outs[0]] = self.zeros(f.outs[0]) if parts is None else parts.sum(0)
-            self.parts[f.outs[0]] = parts
         for ref in (*work.results, *work.stored):
             (self.here if p.types[ref].place == "dst" else self.fields)[ref] = tensors["out", ref]
 
     def start(self, ready: Prepared, tensors: dict) -> None:
-        work = ready.work
-        launch(self.p, ready, tensors, self.shapes, self.lists.of(work), self.key, self.noted(work))
-
-    def noted(self, work: Pass) -> Noted | None:
-        """Where the tensors of a pass come from, where this call is noted."""
-        if self.tape is None:
-            return None
-        places = self.lists.places(work)
-        if places is None:
+        lists = self.lists.of(ready.work)
+        if self.tape is not None and not self.lists.there(ready.work):
             self.tape.whole = False
-            return None
-        for ref in work.stored:
-            self.tape.zeroed.append(self.plan.filled[ref])
-        count = len(self.p.operands)
-        origins = {("field", ref): Source("tensors", k) for k, (ref, _) in enumerate(self.plan.refs)}
-        origins.update({("scalar", name): Source("scalars", k) for k, name in enumerate(self.p.scalars)})
-        origins.update({name: Source("tensors", count + k) for name, k in places.items()})
-        return Noted(self.tape, origins)
-
-    def finished(self, output: int, ref: str) -> None:
-        """An output that no kernel fills: noted where it is the sum of what programs kept apart."""
-        assert self.tape is not None
-        parts = self.parts.get(ref)
-        before = [self.plan.rounded.get(r, r) for r in self.p.returns[:output]]
-        if parts is None or ref in before:
-            self.tape.whole = False
-        else:
-            self.tape.sum_of(parts, output)
+        launch(self.p, ready, tensors, self.shapes, lists, self.key, self.tape)
 
     def memory(self, ref: str) -> Tensor:
         t = self.p.types[ref]

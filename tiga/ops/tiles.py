@@ -13,8 +13,8 @@ from torch import Tensor
 from tiga import passes, relations
 from tiga.codegen.calls import Call, Prepared, span_of
 from tiga.codegen.nodes import Planner
-from tiga.codegen.replay import Tape
 from tiga.codegen.steps import launch
+from tiga.codegen.tape import Tape
 from tiga.codegen.tiles import Refused, Tiles
 from tiga.ops.nodes import Whole
 from tiga.program import Line, Program
@@ -73,9 +73,10 @@ def visit(
     p, tape = call.p, call.tape
     by_torch = None
     if plan.early or plan.late or any(r not in _results(kernels) for r in range(len(p.returns))):
-        if tape is not None:
-            tape.whole = False
         by_torch = _Nodes(p, tensors, call.ints, scalars, call.outputs)
+        if tape is not None:
+            for name in p.scalars:
+                tape.filled(by_torch.fields[name], name)
         for line in plan.early:
             by_torch.node(line)
         call.tensors.update(by_torch.stored(plan))
