@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -87,11 +88,14 @@ class MessagePassing(nn.Module):
             graph = prepared(graph)
         home, forms = check_fields(type(self).__name__, graph, src, dst, edge)
         provided, positions = NUMBERED, graph.positions
-        given = {"src": src, "dst": dst, "edge": edge, "uniform": uniform}
+        given: dict[str, dict] = {"src": src, "dst": dst, "edge": edge, "uniform": uniform, "position": {}}
+        if positions is not None:
+            at = {"dst": positions[0], "src": positions[1], "edge": graph.shift}
+            given["position"] = {place: x for place, x in at.items() if x is not None}
         held = key = None
-        if positions is None and not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling():
             held = traces.of(self)
-            key = None if held is None else held.key(self, graph, forms, uniform)
+            key = None if held is None else held.key(self, graph, forms, given)
             known = None if key is None or held is None else held.known.get(key)
             if known is not None:
                 passes.applied("trace")
@@ -110,13 +114,15 @@ class MessagePassing(nn.Module):
         arguments = {name: uniform_argument(tracer, name, value) for name, value in uniform.items()}
         if tracer.compiling:
             return Traced(self, tracer, graph, self.edge(*fields, **arguments))
+        watch = None if key is None else traces.Watch()
         try:
-            result = self.edge(*fields, **arguments)
+            with contextlib.nullcontext() if watch is None else watch:
+                result = self.edge(*fields, **arguments)
         except TigaError as e:
             raise located(self, e).with_traceback(e.__traceback__) from None
         passes.ran("trace")
         traced = Traced(self, tracer, graph, result)
-        if held is not None and key is not None:
+        if held is not None and watch is not None and not watch.computed:
             held.learn(self, graph, forms, traced, given)
         for ref in traced.programs.unread:
             warn_unread(type(self), ref)

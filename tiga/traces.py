@@ -1,9 +1,10 @@
 """Traces that are known without running the edge function again: where all that it can read is seen to be as it was.
 
 An edge function runs at every call, as it may read anything. Where its code reads only its arguments, constants,
-torch's functions on traced values, and plain attributes and reducers of its module, the program follows from these,
-and is kept with the module. A function that does more - closures, functions and objects of the user's, parameters,
-assignments, printing - runs as ever.
+torch's functions on traced values, and plain attributes, reducers, tensors and networks of torch's own that its module
+has, the program follows from these, and is kept with the module. Of tensors dtype and shape are seen: where their
+numbers were read while tracing, nothing is kept. A function that does more - closures, functions and objects of the
+user's, assignments, printing - runs as ever.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiga import prune
 from tiga.functions import ALIASES, FUNCTIONS
@@ -48,10 +51,27 @@ _BUILTINS = (
     "zip",
 )
 _TORCH = {str(dtype).partition(".")[2] for dtype in NAMES} | {"nn", "functional", "special", "linalg", "pi", "inf", "e"}
-_OF_VALUES = frozenset([*FUNCTIONS, *ALIASES, *_TORCH, "shape", "dtype", "ndim", "number"])
+_OF_VALUES = frozenset([*FUNCTIONS, *ALIASES, *_TORCH, "shape", "dtype", "ndim", "number", "displacement", "distance"])
 _BUILTIN = vars(builtins)
 _PLAIN = (bool, int, str, type(None), torch.dtype)
 _REDUCERS = (Sum, Mean, Max, Min, OnlineSoftmaxReducer)
+_TENSORS = (Tensor, nn.Parameter)
+NETWORKS: dict[type[nn.Module], tuple[str, ...]] = {
+    **dict.fromkeys([nn.Sequential, nn.Identity, nn.Linear], ()),
+    **dict.fromkeys([nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Softsign, nn.Tanhshrink], ()),
+    **dict.fromkeys([nn.ReLU, nn.SiLU, nn.Mish, nn.SELU, nn.Hardswish, nn.Hardsigmoid], ("inplace",)),
+    **dict.fromkeys([nn.ELU, nn.CELU], ("alpha", "inplace")),
+    **dict.fromkeys([nn.Hardtanh, nn.ReLU6], ("min_val", "max_val", "inplace")),
+    nn.LeakyReLU: ("negative_slope", "inplace"),
+    nn.GELU: ("approximate",),
+    nn.Softplus: ("beta", "threshold"),
+    nn.Softmax: ("dim",),
+    nn.LayerNorm: ("normalized_shape", "eps"),
+    nn.RMSNorm: ("normalized_shape", "eps"),
+    nn.Dropout: ("p", "training", "inplace"),
+}
+"""Attributes that a module's own forward reads, beside its parameters and the modules in it."""
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Unseen(Exception):
@@ -106,6 +126,48 @@ def global_word(name: str, x: Any) -> Any:
     return word(x)
 
 
+def see(x: Any, words: list, tensors: list[Tensor]) -> None:
+    """The words of an attribute of a module, and the tensors that it is or holds."""
+    if type(x) in _TENSORS:
+        words.append((x.dtype, x.shape))
+        tensors.append(x)
+    elif isinstance(x, nn.Module):
+        if _has_any_global_hook():
+            raise Unseen
+        see_network(x, words, tensors)
+    else:
+        words.append(word(x))
+
+
+def see_network(network: nn.Module, words: list, tensors: list[Tensor]) -> None:
+    """The same of a module of torch's: all that it computes from what it is given."""
+    kind, own = type(network), network.__dict__
+    named = NETWORKS.get(kind)
+    if named is None or "forward" in own or own.get("_compiled_call_impl") is not None:
+        raise Unseen
+    if any([own[name] for name in _HOOKS]):
+        raise Unseen
+    words += kind, kind.forward
+    for name in named:
+        words.append(word(own[name]))
+    for name, x in own["_parameters"].items():
+        words.append(name)
+        see(x, words, tensors)
+    for name, x in own["_modules"].items():
+        words.append(name)
+        see_network(x, words, tensors)
+
+
+class Watch(TorchDispatchMode):
+    """Whether torch computed anything: tracing alone does not, and numbers that are read are computed."""
+
+    computed = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        self.computed = True
+        return func(*args, **(kwargs or {}))
+
+
 class Declared(NamedTuple):
     """What a class says of its own `edge`, as `edge_reads`: the methods that it calls, and all attributes that these
     and it read. Of the class itself: a subclass may do more."""
@@ -115,12 +177,15 @@ class Declared(NamedTuple):
 
 
 class Known(NamedTuple):
-    """A trace: its programs, what the function returned, and where operands and numbers come from: (place, name)."""
+    """A trace: its programs, what the function returned, and where operands and numbers come from: (place, name).
+
+    Of the places "position" is the graph's, and "module" the tensors that the function's module has, by number.
+    """
 
     programs: Any
     structure: Any
     results: int
-    operands: tuple[tuple[str, str], ...]
+    operands: tuple[tuple[str, Any], ...]
     scalars: tuple[str, ...]
 
 
@@ -136,29 +201,31 @@ class Traces:
     def __reduce__(self) -> Any:
         return type(None), ()  # a copy of the module begins anew
 
-    def key(self, module: nn.Module, graph: Any, forms: tuple, uniform: dict) -> tuple | None:
-        """All that decides a trace; None where that is not known."""
+    def key(self, module: nn.Module, graph: Any, forms: tuple, given: dict[str, Any]) -> tuple | None:
+        """All that decides a trace; None where that is not known. The module's tensors join what is given."""
         if self.reads is None or torch._C._len_torch_function_stack() or prune.records_gaps():
             return None
         scope = self.function.__globals__
         lists = len(graph.prepared) if torch.is_grad_enabled() else len(graph.prepared[:2])
         words: list[Any] = [graph.kind, graph.reversed, len(graph.tensors) + lists, forms]
-        tensors = []
+        words += [(place, x.dtype, x.shape[1:]) for place, x in given["position"].items()]
+        tensors: list[Tensor] = []
         try:
             for name in self.reads.scope:
                 words.append(global_word(name, scope[name] if name in scope else _BUILTIN[name]))
             for name in self.own:
-                words.append(word(getattr(module, name)))
-            for name, x in uniform.items():
+                see(getattr(module, name), words, tensors)
+            given["module"] = dict(enumerate(tensors))
+            for name, x in given["uniform"].items():
                 if isinstance(x, Tensor):
-                    tensors.append(id(x))
+                    tensors.append(x)
                     words.append((name, x.dtype, x.shape))
                 else:
                     words.append((name, float if type(x) is float else word(x)))
         except (Unseen, KeyError, AttributeError):
             return None
         # a tensor that is given twice is one operand
-        return None if len(set(tensors)) < len(tensors) else tuple(words)
+        return None if len({id(x) for x in tensors}) < len(tensors) else tuple(words)
 
     def learn(self, module: nn.Module, graph: Any, forms: tuple, trace: Any, given: dict[str, dict]) -> None:
         """Keep a trace, if all that it can have read is in its key."""
@@ -171,9 +238,18 @@ class Traces:
         if own != self.own or len(self.known) >= MOST:
             self.own = own
             self.known.clear()
-        key, found = self.key(module, graph, forms, given["uniform"]), known(trace, given)
+        if any([not self.alone(getattr(module, name)) for name in own]):
+            return
+        key = self.key(module, graph, forms, given)
+        found = None if key is None else known(trace, given)
         if key is not None and found is not None:
             self.known[key] = found
+
+    def alone(self, x: Any) -> bool:
+        """Whether nothing that the function reads by name can be an attribute of this attribute."""
+        assert self.reads is not None
+        parts = x.modules() if isinstance(x, nn.Module) else ()
+        return not any([hasattr(part, name) for part in parts for name in self.reads.attributes])
 
 
 class Again:
@@ -205,25 +281,27 @@ def of(module: nn.Module) -> Traces | None:
 
 def is_own(module: nn.Module, name: str) -> bool:
     """Whether a name is an attribute of the module that nn.Module has not given it."""
-    return hasattr(module, name) and (
-        name in vars(module) or getattr(type(module), name, None) is not getattr(nn.Module, name, None)
-    )
+    if name in vars(module) or not hasattr(nn.Module, name):
+        return hasattr(module, name)
+    return getattr(type(module), name) is not getattr(nn.Module, name)
 
 
 def known(trace: Any, given: dict[str, dict]) -> Known | None:
-    """What a trace is made of, where it reads fields and uniform arguments alone."""
+    """What a trace is made of, where all of that was given."""
     tracer = trace.tracer
-    operands, scalars = [], []
+    operands: list[tuple[str, Any]] = []
+    scalars = []
     for t, row in tracer.operands:
-        place = "uniform" if row.place == "shared" else row.place
-        names = [row.name] if place != "uniform" else [name for name, x in given[place].items() if x is t]
-        if row.flag or len(names) != 1 or given[place].get(names[0]) is not t:
+        places = ("uniform", "module") if row.place == "shared" else ("position",) if row.flag else (row.place,)
+        name = row.place if row.flag else row.name
+        at = [(p, k) for p in places for k, x in given[p].items() if x is t and (row.place == "shared" or k == name)]
+        if row.flag not in ("", "position") or len(at) != 1:
             return None
-        operands.append((place, names[0]))
+        operands += at
     for name, value in tracer.scalars:
         if given["uniform"].get(name) is not value:
             return None
         scalars.append(name)
-    if tracer.notes or tracer.launch != (0, 0):
+    if tracer.notes:
         return None
     return Known(trace.programs, trace.structure, trace.first, tuple(operands), tuple(scalars))

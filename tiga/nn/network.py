@@ -9,6 +9,7 @@ from torch import nn
 
 from tiga.errors import TigaError
 from tiga.symbols import Sym, tracer_of
+from tiga.traces import NETWORKS
 
 
 class EdgeNetwork(nn.Module):
@@ -38,6 +39,9 @@ class EdgeNetwork(nn.Module):
         if (self.block_e or self.num_warps) and any([isinstance(x, Sym) for x in values]):
             tracer_of(values).ask(self.block_e or 0, self.num_warps or 0)
         return self.module(torch.cat(list(values), dim=-1) if len(values) > 1 else values[0])
+
+
+NETWORKS[EdgeNetwork] = ("block_e", "num_warps")
 
 
 def trace(module: nn.Module, block_e: int | None = None, num_warps: int | None = None) -> EdgeNetwork:
