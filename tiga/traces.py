@@ -53,8 +53,6 @@ _BUILTINS = (
 _TORCH = {str(dtype).partition(".")[2] for dtype in NAMES} | {"nn", "functional", "special", "linalg", "pi", "inf", "e"}
 _OF_VALUES = frozenset([*FUNCTIONS, *ALIASES, *_TORCH, "shape", "dtype", "ndim", "number", "displacement", "distance"])
 _BUILTIN = vars(builtins)
-_PLAIN = (bool, int, str, type(None), torch.dtype)
-_REDUCERS = (Sum, Mean, Max, Min, OnlineSoftmaxReducer)
 _TENSORS = (Tensor, nn.Parameter)
 NETWORKS: dict[type[nn.Module], tuple[str, ...]] = {
     **dict.fromkeys([nn.Sequential, nn.Identity, nn.Linear], ()),
@@ -99,19 +97,32 @@ def reads(code: types.CodeType) -> Reads | None:
 
 def word(x: Any) -> Any:
     """A value as part of a key: equal where it means the same to a trace."""
-    kind = type(x)
-    if kind in _PLAIN:
-        return kind, x
-    if kind is float:
-        return kind, x.hex()
-    if kind is tuple:
-        return kind, *map(word, x)
-    if kind in _REDUCERS:
-        if kind is not OnlineSoftmaxReducer and not vars(x):
-            return kind
-        if vars(x).keys() == {"return_lse"} and x.block_prune_threshold is None and x.prune_mass is None:
-            return kind, bool(x.return_lse)
-    raise Unseen
+    row = _WORDS.get(type(x))
+    if row is None:
+        raise Unseen
+    return row(x)
+
+
+def _reducer(x: Any) -> Any:
+    if vars(x):
+        raise Unseen
+    return type(x)
+
+
+def _softmax(x: Any) -> Any:
+    own = vars(x)
+    if len(own) != 1 or x.block_prune_threshold is not None or x.prune_mass is not None:
+        raise Unseen
+    return OnlineSoftmaxReducer, bool(own["return_lse"])
+
+
+_WORDS: dict[type, Any] = {
+    **dict.fromkeys([bool, int, str, type(None), torch.dtype], lambda x: (type(x), x)),
+    **dict.fromkeys([Sum, Mean, Max, Min], _reducer),
+    float: lambda x: (float, x.hex()),
+    tuple: lambda x: (tuple, *map(word, x)),
+    OnlineSoftmaxReducer: _softmax,
+}
 
 
 def global_word(name: str, x: Any) -> Any:
@@ -193,13 +204,24 @@ class Traces:
     """The known traces of one module."""
 
     def __init__(self, functions: tuple[types.FunctionType, ...], declared: Declared | None) -> None:
-        self.function, self.parts = functions[0], [(f, f.__code__) for f in functions]
+        self.function, self.declared = functions[0], declared
+        self.parts = [(name, f, f.__code__) for name, f in zip(_names(declared), functions)]
         self.reads = reads(self.function.__code__) if declared is None else Reads((), declared.attributes)
         self.known: dict[tuple, Known] = {}
         self.own: tuple[str, ...] = ()
 
     def __reduce__(self) -> Any:
         return type(None), ()  # a copy of the module begins anew
+
+    def fits(self, own: dict[str, Any], kind: type) -> bool:
+        """Whether these are of a module's functions as they are now."""
+        for name, f, code in self.parts:
+            if name in own or getattr(kind, name, None) is not f or f.__code__ is not code:
+                return False
+        if kind.__dict__.get("edge_reads") is not self.declared:
+            return False
+        # what an argument is if nobody gives it could change, in functions that do not say what they read
+        return self.declared is not None or not (self.function.__defaults__ or self.function.__kwdefaults__)
 
     def key(self, module: nn.Module, graph: Any, forms: tuple, given: dict[str, Any]) -> tuple | None:
         """All that decides a trace; None where that is not known. The module's tensors join what is given."""
@@ -265,18 +287,23 @@ class Again:
 
 def of(module: nn.Module) -> Traces | None:
     """The traces of a module whose edge function its class has."""
-    own, held, kind = module.__dict__, module.__dict__.get("_traces"), type(module)
+    own, kind = module.__dict__, type(module)
+    held: Traces | None = own.get("_traces")
+    if held is not None and held.fits(own, kind):
+        return held
     declared: Declared | None = kind.__dict__.get("edge_reads")
-    names = ("edge",) if declared is None else ("edge", *declared.methods)
-    functions = tuple([getattr(kind, name, None) for name in names])
-    if any([name in own for name in names]) or not all([isinstance(f, types.FunctionType) for f in functions]):
+    functions = tuple([getattr(kind, name, None) for name in _names(declared)])
+    if not all([isinstance(f, types.FunctionType) for f in functions]):
         return None
-    # what an argument is if nobody gives it could change, in functions that do not say what they read
-    if declared is None and (functions[0].__defaults__ or functions[0].__kwdefaults__):  # type: ignore[union-attr]
+    held = Traces(functions, declared)  # type: ignore[arg-type]
+    if not held.fits(own, kind):
         return None
-    if held is None or held.parts != [(f, f.__code__) for f in functions]:  # type: ignore[union-attr]
-        held = own["_traces"] = Traces(functions, declared)  # type: ignore[arg-type]
+    own["_traces"] = held
     return held
+
+
+def _names(declared: Declared | None) -> tuple[str, ...]:
+    return ("edge",) if declared is None else ("edge", *declared.methods)
 
 
 def is_own(module: nn.Module, name: str) -> bool:

@@ -72,7 +72,8 @@ class Recipe:
     """
 
     def __init__(self, program: str, tape: Tape) -> None:
-        self.device, self.note = tape.device, passes.Run(program)
+        self.device, self.index, self.note = tape.device, tape.device.index, passes.Run(program)
+        self.quick = _QUICK.get(tape.device.type) or self.filled
         self.note.visit, self.note.sources = tape.name, tape.texts
         self.note.names = {"verify", "check", tape.name, *tape.passes}
         writer = Writer(tape)
@@ -84,16 +85,17 @@ class Recipe:
 
     def __call__(self, tensors: list[Tensor], addresses: list[int], scalars: Sequence[float]) -> list[Tensor]:
         """The outputs."""
-        here = self.device.index
-        if here is not None and torch._C._cuda_getDevice() != here:
-            with torch.cuda.device(here):
-                return self.run(tensors, addresses, scalars)
-        return self.run(tensors, addresses, scalars)
+        if self.index is None:
+            return self.run(tensors, addresses, scalars, 0)
+        stream = torch._C._cuda_getCurrentRawStream(self.index)
+        if torch._C._cuda_getDevice() == self.index:
+            return self.run(tensors, addresses, scalars, stream)
+        with torch.cuda.device(self.index):
+            return self.run(tensors, addresses, scalars, stream)
 
-    def run(self, tensors: list[Tensor], addresses: list[int], scalars: Sequence[float]) -> list[Tensor]:
+    def run(self, tensors: list[Tensor], addresses: list[int], scalars: Sequence[float], stream: int) -> list[Tensor]:
         # torch.empty_strided fills memory where torch was asked to
-        empty = self.filled if torch._C._get_deterministic_algorithms() else _QUICK.get(self.device.type) or self.filled
-        stream = 0 if self.device.index is None else torch._C._cuda_getCurrentRawStream(self.device.index)
+        empty = self.filled if torch._C._get_deterministic_algorithms() else self.quick
         return self.repeat(tensors, addresses, scalars, stream, empty)
 
     def filled(self, shape: tuple, strides: tuple, dtype: torch.dtype) -> Tensor:

@@ -37,16 +37,15 @@ def is_plain(tensors: list[Tensor]) -> bool:
     return not _included().raw_repr() & _MODES and _PLAIN.issuperset([_keys(t).raw_repr() for t in tensors])
 
 
-def is_unseen(tensors: list[Tensor]) -> bool:
-    """Whether nothing looks at the call before autograd, nor between it and the implementation."""
-    return (
-        _excluded().raw_repr() & _AUTOCAST == _AUTOCAST  # where it is off
-        and not torch.overrides.has_torch_function(tensors)
-        and not torch.autograd._profiler_enabled()
-        and is_plain(tensors)
-    )
-
-
-def is_below_autograd() -> bool:
-    """Whether autograd is passed by, as in inference mode."""
-    return bool(_excluded().raw_repr() & _AUTOGRAD)
+def first(tensors: list[Tensor]) -> str:
+    """What a call goes to first that does anything: "autograd" or, where that is passed by, as in inference mode, the
+    "implementation"; "" where something else looks at the call before them or in between."""
+    excluded = _excluded().raw_repr()
+    if (
+        excluded & _AUTOCAST != _AUTOCAST  # where it is on
+        or torch.overrides.has_torch_function(tensors)
+        or torch.autograd._profiler_enabled()
+        or not is_plain(tensors)
+    ):
+        return ""
+    return "implementation" if excluded & _AUTOGRAD else "autograd"

@@ -302,11 +302,10 @@ def autograd(program: str, tensors: list[Tensor], ints: list[int], scalars: list
 
 def call(program: str, tensors: list[Tensor], ints: list[int], scalars: list[float]) -> list[Tensor]:
     """tiga::propagate, without the dispatcher where only autograd and the implementation would take part."""
-    if torch.compiler.is_compiling() or not dispatch.is_unseen(tensors):
-        return _op(program, tensors, ints, scalars)
-    if dispatch.is_below_autograd():
-        return _implementation(program, tensors, ints, scalars)
-    return _differentiable(composite, program, tensors, ints, scalars)
+    first = "" if torch.compiler.is_compiling() else dispatch.first(tensors)
+    if first == "autograd":
+        return _differentiable(composite, program, tensors, ints, scalars)
+    return (_implementation if first else _op)(program, tensors, ints, scalars)
 
 
 def _has_tangent(tensors: Sequence[Tensor]) -> bool:
