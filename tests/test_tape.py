@@ -193,3 +193,19 @@ def test_memory_that_torch_reads_is_a_tensor(bare):
     (out,) = recipe.repeat(tensors, [t.data_ptr() for t in tensors], [], 0, noted)
     torch.testing.assert_close(out, (tensors[0] + tensors[1])[1:].T @ tensors[0][1:])
     assert recipe.bare and not recipe.bytes
+
+
+def test_what_a_kernel_is_told_has_an_origin():
+    """An object that may hold a tensor is made again for every call, or the call is not repeated."""
+    told = []
+    outputs, x, y = [torch.empty(3)], torch.randn(3), torch.randn(3)
+    for again in (None, lambda t: (t[0],)):
+        tape = Tape([x], outputs, [])
+        with tape:
+            held = (x,) if again is not None else {"x": x}
+            if again is not None:
+                tape.compute(held, again)
+            tape.launch(kernels.Runner(lambda x, held: told.append(held), 0), [tape.tensors[0], held], {})
+        assert tape.whole == (again is not None)
+    replay.Recipe("program", tape)([y], [y.data_ptr()], [])
+    assert told[-1][0] is y

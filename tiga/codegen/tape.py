@@ -161,17 +161,20 @@ class Tape(TorchDispatchMode):
     def launch(self, runner: Runner, arguments: Sequence[Any], scalars: Mapping[int, str]) -> None:
         """Launch a kernel. scalars: those of the call, by position; what else is no tensor is known as it is."""
         words = [self.scalars[scalars[at]] if at in scalars else self.word(x) for at, x in enumerate(arguments)]
+        self.whole = self.whole and all([isinstance(x, (Part, int, float, str, type(None))) for x in words])
         self.steps.append(Launch(runner, words))
         with self.paused():
             runner.run(*arguments)
 
     def word(self, x: Any) -> Any:
         """What stands for a value: lists stay lists, tensors are parts, None where nobody knows of what."""
+        word = self.words.get(id(x))
+        if word is not None:
+            return word
         if isinstance(x, (list, tuple)):
             return [self.word(y) for y in x]
-        word = self.words.get(id(x))
-        self.whole = self.whole and (word is not None or not isinstance(x, Tensor))
-        return x if word is None and not isinstance(x, Tensor) else word
+        self.whole = self.whole and not isinstance(x, Tensor)
+        return None if isinstance(x, Tensor) else x
 
     def filled(self, t: Tensor, scalar: str) -> None:
         """The tensor was made full of a scalar of the call."""
