@@ -5,6 +5,7 @@ import os
 os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton
 
 import interpreter_quick  # noqa: E402
+import torch  # noqa: E402
 
 from tiga import passes  # noqa: E402
 from tiga.ops import propagate  # noqa: E402
@@ -13,6 +14,7 @@ interpreter_quick.install()
 
 
 def pytest_configure(config):
+    torch.set_num_threads(1)
     propagate.KERNEL_DEVICES.add("cpu")
 
 

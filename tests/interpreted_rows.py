@@ -6,7 +6,6 @@ import os
 os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton
 
 import interpreted  # noqa: E402, F401
-import torch  # noqa: E402
 
 from tiga import passes  # noqa: E402
 from tiga.ops import propagate, rows  # noqa: E402
@@ -22,7 +21,6 @@ def counted(*arguments):
 
 
 def pytest_configure(config):
-    torch.set_num_threads(1)
     rows.run = counted
     propagate.KERNEL_DEVICES.add("cpu")
 

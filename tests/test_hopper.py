@@ -1,14 +1,12 @@
 """Kernels of the hopper skeleton, compiled for sm_90 without a GPU; which works they take, and why not the others."""
 
 import dataclasses
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import compiled_hopper
 import pytest
 import torch
+from interpreting import said
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tiga as tg
@@ -244,16 +242,9 @@ def test_faults_are_seen(monkeypatch):
     assert f"{launch_hopper.MOST_LOCAL + 1} times a tile" in faults(loads(launch_hopper.MOST_LOCAL + 1))
 
 
-def under_the_interpreter(*files):
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-p", "interpreted", *files]
-    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def test_schedules_and_rows_done_again_under_the_interpreter():
-    assert "14 passed" in under_the_interpreter("schedule_interpreted.py", "redo_interpreted.py")
+    assert "14 passed" in said("interpreted", "schedule_interpreted.py", "redo_interpreted.py")
 
 
 def test_warps_and_what_they_tell_one_another_under_the_interpreter():
-    assert "22 passed" in under_the_interpreter("hopper_emulated.py")
+    assert "22 passed" in said("interpreted", "hopper_emulated.py")

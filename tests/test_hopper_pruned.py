@@ -5,7 +5,7 @@ from itertools import pairwise
 import compiled_hopper
 import pytest
 import torch
-from test_tiles import interpreted
+from interpreting import interpreted
 
 import tiga as tg
 from tiga.adjoint import augment

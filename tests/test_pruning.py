@@ -6,7 +6,8 @@ import pytest
 import torch
 from cases import Attention
 from compiled import usage
-from test_tiles import call, interpreted, sources
+from interpreting import interpreted
+from test_tiles import call, sources
 
 import tiga as tg
 from tiga import prune

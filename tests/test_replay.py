@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 import torch
-from test_tiles import interpreted
+from interpreting import interpreted
 
 import tiga as tg
 from tiga import passes

@@ -1,14 +1,12 @@
 """The rows skeleton: CASES through its kernels under Triton's interpreter, refusals, kernels compiled with no GPU."""
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
 from cases import Attention, Capped, Own
 from compiled import compile_for, used
+from interpreting import said
 from programs import Rearranged
 from torch import nn
 from torch.nn.functional import leaky_relu
@@ -21,8 +19,6 @@ from tiga.codegen.plan_rows import Bucket, Plan, bucket, plans, programs
 from tiga.ops import rows
 from tiga.ops.propagate import allocate
 from tiga.parser import parse
-
-HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Gat(tg.MessagePassing):
@@ -96,12 +92,9 @@ def sources(text):
 
 
 def test_kernels_under_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "interpreted_rows", "rows_interpreted.py", "--rootdir", HERE]
-    env = dict(os.environ, PYTHONPATH=os.pathsep.join([HERE, *sys.path]))
-    run = subprocess.run([*command, "-c", os.devnull], cwd=HERE, env=env, capture_output=True, text=True, timeout=800)
-    assert run.returncode == 0, run.stdout[-3000:]
-    launched, written, refused = re.search(r"rows launched: (\d+), written: (\d+), refused: (.*)", run.stdout).groups()
-    assert int(launched) > 150 and int(written) > 150, run.stdout[-300:]
+    out = said("interpreted_rows", "rows_interpreted.py")
+    launched, written, refused = re.search(r"rows launched: (\d+), written: (\d+), refused: (.*)", out).groups()
+    assert int(launched) > 150 and int(written) > 150, out[-300:]
     assert refused == '["what a user\'s reducer leaves at every edge, for its gradient"]'
 
 

@@ -1,15 +1,12 @@
 """The tiles skeleton: CASES through its kernels under Triton's interpreter, refusals, kernels compiled with no GPU."""
 
 import itertools
-import os
-import re
-import subprocess
-import sys
 
 import pytest
 import torch
 from cases import CASES, Attention, Capped
 from compiled import float32_products
+from interpreting import interpreted
 
 import tiga as tg
 from tiga.adjoint import adjoint, augment
@@ -18,8 +15,6 @@ from tiga.codegen.calls import Call
 from tiga.codegen.plan import Plan, plans
 from tiga.ops import tiles
 from tiga.parser import parse
-
-HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def call(module, graph, dtype=torch.float32, width=16, rows=None, heads=2):
@@ -47,27 +42,6 @@ def test_few_tiles_have_fewer_owners_unless_they_are_long(monkeypatch, rows, hea
 def sources(text):
     _, kernels, why = tiles.planned(parse(text))
     return [k.source().text for k in kernels if k.span != "nodes"], why
-
-
-def interpreted(*arguments):
-    """Kernels launched and written by tests whose CPU tensors take the kernels' path."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "interpreted",
-        *arguments,
-        "--rootdir",
-        HERE,
-        "-c",
-        os.devnull,
-    ]
-    env = dict(os.environ, PYTHONPATH=os.pathsep.join([HERE, *sys.path]))
-    run = subprocess.run(command, cwd=HERE, env=env, capture_output=True, text=True, timeout=800)
-    assert run.returncode == 0, run.stdout[-3000:]
-    return tuple(map(int, re.search(r"kernels launched: (\d+), written: (\d+)", run.stdout).groups()))
 
 
 def test_cases_run_as_kernels_under_the_interpreter():
