@@ -1,14 +1,19 @@
-"""What every test starts from: seeds, two threads, and caches of compilers of its own."""
+"""What every test starts from: seeds, two threads, and caches of compilers that one run has for itself."""
 
+import gc
 import os
 import tempfile
 
 import pytest
 
-# before torch reads it; caches do not key on what an operator's rules are
-_CACHE = tempfile.TemporaryDirectory(prefix="tiga_inductor_")
-os.environ["TORCHINDUCTOR_CACHE_DIR"] = _CACHE.name
-os.environ["TORCH_EXTENSIONS_DIR"] = os.path.join(_CACHE.name, "extensions")
+# Before torch reads it. Caches do not key on what an operator's rules are; the processes of one run share them.
+_CACHE = None
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    _CACHE = tempfile.TemporaryDirectory(prefix="tiga_inductor_")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = _CACHE.name
+    os.environ["TORCH_EXTENSIONS_DIR"] = os.path.join(_CACHE.name, "extensions")
+# a pool of processes that compile costs each process of tests one more that imports torch
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # threads that have nothing to do sleep: others run beside them, of another process, on the same cores
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -32,8 +37,13 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
+def pytest_collection_finish():
+    gc.freeze()  # what is imported by now stays: collections need not look at it
+
+
 def pytest_unconfigure(config):
-    _CACHE.cleanup()
+    if _CACHE is not None:
+        _CACHE.cleanup()
 
 
 @pytest.fixture(autouse=True)
