@@ -1,5 +1,6 @@
 """Programs as text: written and read back, short goldens, and text from anyone, which is refused cleanly or runs."""
 
+import functools
 import random
 import time
 
@@ -27,6 +28,7 @@ def text_of(case, dtype=torch.float32):
     return case.lower(case.build(dtype), case.arguments(dtype)).program
 
 
+@functools.cache
 def derived(text):
     """The program with what its derivatives read, its adjoint, the adjoint's adjoint, its tangent."""
     found = [text, augment(text)]
@@ -198,7 +200,12 @@ def test_the_same_function_gives_the_same_text():
 
 # Text from anyone.
 
-VALID = sorted({text for case in ONE_PROGRAM for text in derived(text_of(case))[:3] if len(text) < 6000}, key=len)
+
+@functools.cache
+def valid():
+    return sorted({text for case in ONE_PROGRAM for text in derived(text_of(case))[:3] if len(text) < 6000}, key=len)
+
+
 WORDS = [
     *PRIMITIVES,
     *REDUCERS,
@@ -323,7 +330,7 @@ def mutated(text, seed):
 
 
 @FUZZ
-@given(st.sampled_from(VALID), st.integers(0, 2**32))
+@given(st.deferred(lambda: st.sampled_from(valid())), st.integers(0, 2**32))
 def test_mutations_of_programs(text, seed):
     p = read(mutated(text, seed))
     if p is not None:
@@ -331,7 +338,7 @@ def test_mutations_of_programs(text, seed):
 
 
 @settings(FUZZ, max_examples=400)
-@given(st.sampled_from(VALID[:60]), st.integers(0, 2**32))
+@given(st.deferred(lambda: st.sampled_from(valid()[:60])), st.integers(0, 2**32))
 def test_what_parses_runs_or_is_refused(text, seed):
     """A program from anyone, with tensors that may or may not fit it."""
     p = read(mutated(text, seed))
