@@ -15,7 +15,7 @@ RUNS = {
     "varlen_causal_attention.py": ([], None, "285350 edges in 5 sequences"),
     "tile_pruned_attention.py": ([], None, "largest difference"),
     "gat_edge_attention.py": ([], None, "largest difference"),
-    "train_char_lm.py": (["--steps", "10"], "train_char_lm.png", "held out: "),
+    "train_char_lm.py": (["--steps", "5"], "train_char_lm.png", "held out: "),
     "train_forces.py": (["--steps", "30"], "train_forces.png", "held out: "),
     "train_gat_debian.py": (["--small"], "train_gat_debian.png", "sorted rightly"),
     "molecular_dynamics.py": (["--small"], "molecular_dynamics.png", "energy drift: "),

@@ -125,7 +125,7 @@ import tiga
 print((time.process_time() - start) / (start - first))
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
-    assert min(float(run(sys.executable, "-c", child)) for _ in range(3)) < 0.25
+    assert any(float(run(sys.executable, "-c", child)) < 0.25 for _ in range(3))
 
 
 def test_ruff_is_clean():
