@@ -20,6 +20,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch  # noqa: E402
 
 SHARED = {"saved", "library", "together", "found"}  # fixtures of a module that take long
+LONG = ("under_the_interpreter", "by_threads", "mypy", "test_example", "extra_memory", "can_be_deleted")
 
 
 def pytest_configure(config):
@@ -30,7 +31,7 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     # first what is made once for many tests, which no other process should take over, and make again; then what takes
     # long, so that no process is left with it at the end
-    items.sort(key=lambda item: (not SHARED & set(item.fixturenames), "under_the_interpreter" not in item.name))
+    items.sort(key=lambda item: (not SHARED & set(item.fixturenames), not any(word in item.name for word in LONG)))
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

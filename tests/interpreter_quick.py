@@ -89,11 +89,35 @@ def to_ir(self, builder):
     return _own["to_ir"](self, builder) if self.element_ty.is_ptr() else self
 
 
+_FLOATING = {"fp16", "bf16", "fp32", "fp64"}
+_constants: dict = {}
+
+
+def holds(name, number):
+    """Whether a number next to a tensor of this type is made one of it, and fits."""
+    if type(number) is float:
+        return name in _FLOATING
+    return type(number) is int and -(2**31) <= number < 2**31 and (name in _FLOATING or name in ("int32", "int64"))
+
+
+def constant(self, number, dtype):
+    found = _constants.get((dtype.name, number))
+    if found is None:
+        found = _constants[dtype.name, number] = self.scalar_constant(number, dtype)
+    return found
+
+
 def operands(self, lhs, rhs, allow_lhs_ptr=False, allow_rhs_ptr=False, arithmetic_check=True, div_or_mod=False):
-    """Tensors of one type of elements, not pointers, are cast to no other, but for division's sake."""
-    if type(lhs) is type(rhs) is core.tensor and lhs.dtype.name == rhs.dtype.name:
-        if not div_or_mod and not lhs.dtype.is_ptr():
-            return broadcast(self, lhs, rhs)
+    """Tensors of one type of elements, not pointers, are cast to no other, but for division's sake; nor is a tensor
+    for the sake of a number that its type holds."""
+    if not div_or_mod:
+        if type(lhs) is type(rhs) is core.tensor:
+            if lhs.dtype.name == rhs.dtype.name and not lhs.dtype.is_ptr():
+                return broadcast(self, lhs, rhs)
+        elif arithmetic_check and type(lhs) is core.tensor and holds(lhs.dtype.name, rhs):
+            return broadcast(self, lhs, constant(self, rhs, lhs.dtype))
+        elif arithmetic_check and type(rhs) is core.tensor and holds(rhs.dtype.name, lhs):
+            return broadcast(self, constant(self, lhs, rhs.dtype), rhs)
     return _own["operands"](self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
 
 

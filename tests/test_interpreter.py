@@ -37,7 +37,7 @@ def told(fn, *arguments, **options):
         return type(e), str(e)
     return [
         (str(x.type), x.type, str(x.dtype), x.numel.value, [n.value for n in x.shape], str(x.shape.type))
-        + (x.handle.data.dtype, x.handle.data.tolist(), str(x.handle.dtype))
+        + (x.handle.data.dtype, str(x.handle.data.tolist()), str(x.handle.dtype))
         for x in found
     ]
 
@@ -57,8 +57,12 @@ def told_of_all(semantic):
             "bare": {"arithmetic_check": False},
         }.items():
             found[(name, *key)] = told(semantic.binary_op_type_checking_impl, made(a, s), made(b, t), **options)
-    for x, number in itertools.product([made(d, (4,)) for d in DTYPES], (2, -1, 0.5)):
-        found["number", str(x.dtype), number] = told(semantic.binary_op_type_checking_impl, x, number)
+    numbers = [2, -1, 0.5, 0, 1, 1.0, True, np.inf, np.nan, 2**31, -(2**31), 2**40]
+    for d, number, shape in itertools.product(DTYPES, numbers, ((), (4,))):
+        for way in ((made(d, shape), number), (number, made(d, shape))):
+            key = str(d), repr(number), shape, way[1] is number
+            found[("number", *key)] = told(semantic.binary_op_type_checking_impl, *way)
+            found[("divided", *key)] = told(semantic.binary_op_type_checking_impl, *way, div_or_mod=True)
     for a, s in itertools.product(elements, SHAPES[1:]):
         of = tl.block_type(a, [tl.constexpr(n) for n in s])
         found["block", str(a), s] = str(of), of.numel, list(of.shape), str(of.shape.type), interpreter._get_np_dtype(of)
