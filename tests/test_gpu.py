@@ -111,7 +111,7 @@ def packed(n):
 
 
 def test_sizes_make_no_other_kernel(monkeypatch):
-    """Neither source nor machine code is made for other numbers of rows, nor for other boundaries."""
+    """Neither source nor machine code is made for other numbers of rows, nor for other boundaries; all of a skeleton."""
     from triton import knobs
 
     draw = lambda n: torch.randn(n, 2, 64, device=DEVICE, dtype=torch.float16).requires_grad_()
@@ -126,7 +126,7 @@ def test_sizes_make_no_other_kernel(monkeypatch):
     compiled = []
     monkeypatch.setattr(knobs.compilation, "listener", lambda **of: compiled.append(of["metadata"]["name"]))
     written = passes.COUNTS["emit-tiles"]
-    for n in (301, 304, 511, 512, 1000, 4096):
+    for n in (301, 304, 511, 512, 1000, 4000):
         run(n)
     assert passes.COUNTS["emit-tiles"] == written and compiled == []
 

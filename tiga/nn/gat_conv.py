@@ -103,13 +103,9 @@ class GATConv(LoopedAttention):
     def scores(self, x: Tensor, *atts: Tensor) -> tuple[Tensor, ...]:
         """(nodes, heads) of each att: the inner products of every head's features with its own vector.
 
-        One product with a matrix that is 0 between heads: (nodes, heads, features) is read once, and made by nothing. A
-        compiler makes a sum of the products that is read as often, and whose gradients are sums in place of products.
+        One product with a matrix that is 0 between heads: (nodes, heads, features) is read once, and made by nothing.
         """
-        att = torch.cat(atts)
-        if torch.compiler.is_compiling():
-            return (x.unsqueeze(1) * att).sum(dim=-1).unbind(1)
-        apart = torch.diag_embed(att.permute(2, 0, 1), dim1=0, dim2=3)  # heads, features, atts, heads
+        apart = torch.diag_embed(torch.cat(atts).permute(2, 0, 1), dim1=0, dim2=3)  # heads, features, atts, heads
         return (x.flatten(1) @ apart.flatten(2).flatten(0, 1)).split(self.heads, dim=1)
 
     def forward(  # type: ignore[override]
