@@ -111,7 +111,7 @@ def packed(n):
 
 
 def test_sizes_make_no_other_kernel(monkeypatch):
-    """Neither source nor machine code is made for other numbers of rows, nor for other boundaries; all of a skeleton."""
+    """Neither source nor machine code is made for other numbers of rows, nor for other boundaries, of one skeleton."""
     from triton import knobs
 
     draw = lambda n: torch.randn(n, 2, 64, device=DEVICE, dtype=torch.float16).requires_grad_()
