@@ -66,7 +66,7 @@ def by_address(run, values):
 @pytest.fixture(params=["tensors", "addresses"])
 def launched(request, monkeypatch):
     """How kernels are launched: forgotten are earlier calls, and what is not written is nan."""
-    monkeypatch.setattr(replay, "KEPT", {})
+    monkeypatch.setattr(replay, "KEPT", type(replay.KEPT)(most=4096, each=8))
     monkeypatch.setattr(steps, "_records", type(steps._records)())
     monkeypatch.setattr(launch_rows, "_records", {})
     if request.param == "addresses":
@@ -95,7 +95,7 @@ def launched(request, monkeypatch):
 
 
 def recipes():
-    return [recipe for recipe in replay.KEPT.values() if recipe is not None]
+    return [met.recipe for met in replay.KEPT.calls() if met.recipe is not None]
 
 
 def softmax(scores, mask, value):

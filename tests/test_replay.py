@@ -30,7 +30,7 @@ def test_repeated_calls_under_the_interpreter():
 def chip(monkeypatch):
     """A device on which kernels do nothing: what was launched with addresses, and what with tensors."""
     monkeypatch.setattr(propagate, "KERNEL_DEVICES", {"cpu"})
-    monkeypatch.setattr(replay, "KEPT", {})
+    monkeypatch.setattr(replay, "KEPT", type(replay.KEPT)(most=4096, each=8))
     monkeypatch.setattr(steps, "_records", type(steps._records)())
     chip = types.SimpleNamespace(addresses=[], tensors=[])
 
@@ -45,6 +45,10 @@ def chip(monkeypatch):
 def call(n=8):
     q, k, v = (torch.randn(n, 2, 4) for _ in range(3))
     return Attention().lower(tg.Graph.triangular(n), src={"key": k, "value": v}, dst={"query": q}, scale=0.5)
+
+
+def recipes():
+    return [met.recipe for met in replay.KEPT.calls() if met.recipe is not None]
 
 
 def run(c):
@@ -66,7 +70,7 @@ def test_the_third_call_is_launches_alone(chip):
     assert len(words) - 6 == len(chip.tensors[1]) and len(slow) == 4
     # numbers stand where they stood
     assert all(a == b for a, b in zip(words[6:], chip.tensors[1]) if not isinstance(b, torch.Tensor))
-    (recipe,) = replay.KEPT.values()
+    (recipe,) = recipes()
     assert recipe.bytes == 0, "nothing lies between the kernels of one"
 
 
@@ -88,20 +92,20 @@ def test_a_recipe_keeps_no_tensor(chip):
     chip.tensors.clear()
     del c
     gc.collect()
-    assert all(t() is None for t in tensors) and any(replay.KEPT.values())
+    assert all(t() is None for t in tensors) and recipes()
 
 
 def test_sizes_that_change_at_every_call_leave_no_recipe(chip):
     for n in range(4, 12):
         run(call(n))
-    assert len(replay.KEPT) == 8 and not any(replay.KEPT.values())
+    assert len(replay.KEPT.calls()) == 8 and not recipes()
 
 
 def test_few_are_remembered(chip, monkeypatch):
-    monkeypatch.setattr(replay, "MOST", 3)
+    monkeypatch.setattr(replay.KEPT, "most", 3)
     for n in (4, 5, 6, 7, 7, 7):
         run(call(n))
-    assert len(replay.KEPT) == 1 and len(chip.addresses) == 1
+    assert len(replay.KEPT.calls()) == 1 and len(chip.addresses) == 1
 
 
 def test_whoever_watches_launches_sees_them(chip):
@@ -128,10 +132,10 @@ def test_plans_that_are_timed_take_the_place_of_those_before(chip, monkeypatch, 
     c = call(300)
     for _ in range(3):
         run(c)
-    (before,) = [r for r in replay.KEPT.values() if r is not None]
+    (before,) = recipes()
     with tg.tune():
         run(c)
-    (after,) = [r for r in replay.KEPT.values() if r is not None]
+    (after,) = recipes()
     assert after is not before and after.constants != before.constants
     assert after.text.count("\n") == before.text.count("\n"), "what was timed is no part of the call"
 

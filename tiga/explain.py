@@ -126,7 +126,12 @@ class Variants:
         self.hits = self.misses = 0
         self.last: Any = None
 
-    def add(self, name: str, programs: list[str], device: torch.device, record: Record) -> None:
+    def add(self, name: str, programs: tuple[str, ...], device: torch.device, record: Record) -> None:
+        last = self.last
+        if last is not None and last[1] is programs and last[2] == device.type and last[3].runs == record.runs:
+            self.hits += 1  # the very programs, executed by the same recipes
+            self.last = (name, programs, device.type, record)
+            return
         key = (device.type, *programs, "", *[run.program for run in record.runs])
         if key in self.met:
             self.hits += 1
@@ -135,10 +140,10 @@ class Variants:
             if len(self.met) >= MOST_VARIANTS:
                 del self.met[next(iter(self.met))]
             self.met[key] = None
-        self.last = (name, tuple(programs), device.type, record)
+        self.last = (name, programs, device.type, record)
 
 
-def remember(module: Any, programs: list[str], device: torch.device, record: Record) -> None:
+def remember(module: Any, programs: tuple[str, ...], device: torch.device, record: Record) -> None:
     """Note a finished call; a plain attribute, so that neither state_dict nor Dynamo sees it."""
     if len(programs) > 1:
         record.names.add("split")

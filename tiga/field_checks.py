@@ -12,16 +12,19 @@ from tiga.graph import Graph
 from tiga.types import NAMES
 
 
-def check_fields(name: str, graph: Any, src: Any, dst: Any, edge: Any) -> tuple[torch.device, tuple]:
-    """Fields are tensors with the graph's rows, on one device, where the graph's tensors are too.
-
-    Gives the device and the fields' forms.
-    """
+def check_graph(name: str, graph: Any) -> None:
     if not isinstance(graph, Graph):
         raise TypeError(
             f"{name}: graph is {type(graph).__name__}; build one with tg.Graph.dense, .triangular, .cu_seqlens, "
             ".from_edge_index, ..."
         )
+
+
+def check_fields(name: str, graph: Graph, src: Any, dst: Any, edge: Any) -> tuple[torch.device, tuple]:
+    """Fields are tensors with the graph's rows, on one device, where the graph's tensors are too.
+
+    Gives the device and the fields' forms.
+    """
     num_src, num_dst = (graph.ints if graph.reversed else graph.ints[1::-1])[:2]
     home: Any = None
     first, forms = "", []

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tiga import passes, prune, traces
 from tiga.errors import TigaError, TraceError
-from tiga.field_checks import check_fields, named
+from tiga.field_checks import check_fields, check_graph, named
 from tiga.fields import NUMBERED, PLACED, places
 from tiga.graph import Graph
 from tiga.ops.propagate import call as propagate
@@ -84,22 +84,23 @@ class MessagePassing(nn.Module):
 
     def _trace(self, graph: Graph, src: Any, dst: Any, edge: Any, uniform: dict) -> Traced:
         src, dst, edge = {} if src is None else src, {} if dst is None else dst, {} if edge is None else edge
-        if isinstance(graph, Graph):
-            graph = prepared(graph)
-        home, forms = check_fields(type(self).__name__, graph, src, dst, edge)
-        provided, positions = NUMBERED, graph.positions
+        check_graph(type(self).__name__, graph)
+        graph = prepared(graph)
         given: dict[str, dict] = {"src": src, "dst": dst, "edge": edge, "uniform": uniform, "position": {}}
+        provided, positions = NUMBERED, graph.positions
         if positions is not None:
             at = {"dst": positions[0], "src": positions[1], "edge": graph.shift}
             given["position"] = {place: x for place, x in at.items() if x is not None}
-        held = key = None
-        if not torch.compiler.is_compiling():
-            held = traces.of(self)
-            key = None if held is None else held.key(self, graph, forms, given)
-            known = None if key is None or held is None else held.known.get(key)
-            if known is not None:
-                passes.applied("trace")
-                return Traced.again(known, home, graph, given)
+        held = None if torch.compiler.is_compiling() else traces.of(self)
+        like = None if held is None else held.short(self, graph, given)
+        if like is not None:
+            return Traced.again(like.known, like.home, graph, *like.given)
+        home, forms = check_fields(type(self).__name__, graph, src, dst, edge)
+        key = None if held is None else held.key(self, graph, forms, given)
+        known = None if key is None or held is None else held.known.get(key)
+        if known is not None and held is not None:
+            held.shorten(self, known, home, graph, given)
+            return Traced.again(known, home, graph, *known.of(given))
         tracer = Tracer()
         tracer.home = home
         if positions is not None:
@@ -200,10 +201,11 @@ class Traced:
     """A traced call: programs, tensors, and how the results go back to the user's structure."""
 
     @classmethod
-    def again(cls, known: traces.Known, home: Any, graph: Graph, given: dict) -> Traced:
+    def again(cls, known: traces.Known, home: Any, graph: Graph, operands: Any, scalars: Any) -> Traced:
         """A call whose trace is known."""
+        passes.applied("trace")
         traced = cls.__new__(cls)
-        traced.tracer = traces.Again(known, home, given)  # type: ignore[assignment]
+        traced.tracer = traces.Again(home, operands, scalars)  # type: ignore[assignment]
         traced.graph, traced.structure, traced.reports = graph, known.structure, []
         traced.first, traced.programs = known.results, known.programs
         traced.relation = traced.read(graph)

@@ -146,9 +146,11 @@ def launched(name: str, sources: tuple[str, ...]) -> None:
 
 def repeated(run: Run) -> None:
     """A program was executed as it was before, in kernels: the note of then is that of now."""
-    for name in run.names - {"verify"}:
-        COUNTS[name] += 1
-    LOG.debug("%s: kernels launched: %d", run.visit, len(run.sources))
+    for name in run.names:
+        if name != "verify":
+            COUNTS[name] += 1
+    if LOG.isEnabledFor(logging.DEBUG):
+        LOG.debug("%s: kernels launched: %d", run.visit, len(run.sources))
     record = _here.record
     if record is not None:
         record.now = record.names  # the note is shared: nothing more is added to it

@@ -33,7 +33,7 @@ class Programs(NamedTuple):
     """
 
     stages: list[Stage]
-    texts: list[str]
+    texts: tuple[str, ...]
     at: list[tuple[int, int]]
     unread: list[str]
 
@@ -61,7 +61,7 @@ def _programs(tracer: Tracer, kind: str, count: int, reverse: bool, roots: list)
     read = {a for line in tracer.lines for a in line.args}
     read.update([leaf.ref for leaf in leaves])
     unread = [x.ref for _, x in tracer.operands if x.place != "shared" and x.ref not in read]
-    return Programs(made, [stage.text for stage in made], [at[leaf.ref] for leaf in leaves], unread)
+    return Programs(made, tuple([stage.text for stage in made]), [at[leaf.ref] for leaf in leaves], unread)
 
 
 def _stages(tracer: Tracer, kind: str, count: int, reverse: bool, roots: list) -> list[Stage]:

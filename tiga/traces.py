@@ -13,6 +13,8 @@ import builtins
 import dis
 import functools
 import types
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,12 +22,13 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tiga import prune
+from tiga import prune, shortcuts
 from tiga.functions import ALIASES, FUNCTIONS
 from tiga.reducer import Max, Mean, Min, OnlineSoftmaxReducer, Sum
 from tiga.types import NAMES
 
 MOST = 256  # of one module; then all are forgotten
+_SHORT = 8  # calls of one module that are known at once
 
 # what changes or makes something, or reads what no name here says
 _REFUSED = (
@@ -199,6 +202,19 @@ class Known(NamedTuple):
     operands: tuple[tuple[str, Any], ...]
     scalars: tuple[str, ...]
 
+    def of(self, given: dict[str, dict]) -> tuple[list, list]:
+        """The tensors and numbers of a call."""
+        operands = [(given[place][name],) for place, name in self.operands]
+        return operands, [(name, given["uniform"][name]) for name in self.scalars]
+
+
+class Like(NamedTuple):
+    """A call whose trace and device are known, with the tensors and numbers that it was given."""
+
+    known: Known
+    home: torch.device
+    given: tuple
+
 
 class Traces:
     """The known traces of one module."""
@@ -208,7 +224,9 @@ class Traces:
         self.parts = [(name, f, f.__code__) for name, f in zip(_names(declared), functions)]
         self.reads = reads(self.function.__code__) if declared is None else Reads((), declared.attributes)
         self.known: dict[tuple, Known] = {}
+        self.calls: list[shortcuts.Shortcut] = []
         self.own: tuple[str, ...] = ()
+        self.latest: Callable[[], Any] = lambda: None
 
     def __reduce__(self) -> Any:
         return type(None), ()  # a copy of the module begins anew
@@ -249,6 +267,31 @@ class Traces:
         # a tensor that is given twice is one operand
         return None if len({id(x) for x in tensors}) < len(tensors) else tuple(words)
 
+    def short(self, module: nn.Module, graph: Any, given: dict[str, dict]) -> Like | None:
+        """The trace of a call that is like a recent one."""
+        if not self.calls or torch._C._len_torch_function_stack() or prune.records_gaps():
+            return None
+        for call in self.calls:
+            found = call.same(module, graph, **given)
+            if found is not None:
+                return Like(call.known, call.home, found)
+        return None
+
+    def shorten(self, module: nn.Module, known: Known, home: torch.device, graph: Any, given: dict[str, dict]) -> None:
+        """Know calls like this one at once: where it is the second in turn on its graph."""
+        again, self.latest = self.latest() is graph, weakref.ref(graph)
+        counted = given["edge"] and graph.kind in ("blocks", "intervals")  # edges, by what the graph holds now
+        if self.reads is None or not again or counted:
+            return
+        writer, scope = shortcuts.Writer(graph, given), self.function.__globals__
+        for name in self.reads.scope:
+            writer.named(name, scope)
+        for name in self.own:
+            writer.attribute(name, module)
+        call = writer.shortcut(known, home, scope)
+        if call is not None:
+            self.calls = [call, *self.calls][:_SHORT]
+
     def learn(self, module: nn.Module, graph: Any, forms: tuple, trace: Any, given: dict[str, dict]) -> None:
         """Keep a trace, if all that it can have read is in its key."""
         assert self.reads is not None
@@ -260,12 +303,14 @@ class Traces:
         if own != self.own or len(self.known) >= MOST:
             self.own = own
             self.known.clear()
+            self.calls = []
         if any([not self.alone(getattr(module, name)) for name in own]):
             return
         key = self.key(module, graph, forms, given)
         found = None if key is None else known(trace, given)
         if key is not None and found is not None:
             self.known[key] = found
+            self.latest = weakref.ref(graph)
 
     def alone(self, x: Any) -> bool:
         """Whether nothing that the function reads by name can be an attribute of this attribute."""
@@ -279,10 +324,8 @@ class Again:
 
     notes = ()
 
-    def __init__(self, known: Known, home: Any, given: dict[str, dict]) -> None:
-        self.home = home
-        self.operands = [(given[place][name],) for place, name in known.operands]
-        self.scalars = [(name, given["uniform"][name]) for name in known.scalars]
+    def __init__(self, home: Any, operands: Sequence[tuple], scalars: Sequence[tuple[str, Any]]) -> None:
+        self.home, self.operands, self.scalars = home, operands, scalars
 
 
 def of(module: nn.Module) -> Traces | None:

@@ -1,7 +1,7 @@
 """Calls as they were prepared: one look-up from all that decides a call's launches to straight-line code for them.
 
 A call that is met again is noted while it runs (`Tape`): its launches, and what torch was asked for besides. Later
-calls like it (`key_of`) run a function written from that (`Recipe`): no program is read, nothing is checked or looked
+calls like it (`again`) run a function written from that (`Recipe`): no program is read, nothing is checked or looked
 for again.
 """
 
@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tiga import passes
+from tiga import dispatch, passes
 from tiga.codegen import tuning
 from tiga.codegen.kernels import float32_setting, hooked
 from tiga.codegen.tape import Launch, Operation, Part, Tape, Word
 
-MOST = 4096
-KEPT: dict[tuple, Recipe | None] = {}
-"""Recipes by key; None of a call that was met once. They hold no tensor."""
+KEPT = dispatch.Recent(most=4096, each=8)
+"""Calls that were met, by program and numbers."""
 
 _ALIGNED = 256  # bytes, at least what memory of torch's own is aligned to and kernels are specialised on
 # what Inductor's output allocates and views with, a third and half of the time of torch's own
@@ -33,39 +33,62 @@ _view = getattr(torch._C._dynamo.guards, "_reinterpret_tensor", None) or (
 _NAMED = {getattr(torch.ops.aten, x): getattr(torch, x) for x in "mm addmm bmm add sub mul div sum cat where".split()}
 
 
-def key_of(
+@dataclass(slots=True, eq=False)
+class Met:
+    """A call that was met: `like` knows another of its kind, `low` are the last bits of its addresses. The second of a
+    kind is noted, and leaves the recipe. No tensor is held."""
+
+    like: Callable[..., bool]
+    low: list[int]
+    twice: bool = False
+    recipe: Recipe | None = None
+
+    def tape(self, tensors: Sequence[Tensor], outputs: list[Tensor], scalars: Sequence[str]) -> Tape | None:
+        """What notes this call, where one like it was met before: sizes that change at every call are not worth it."""
+        noted = self.twice and not torch._C._are_functorch_transforms_active()
+        return Tape(tensors, outputs, scalars) if noted else None
+
+    def keep(self, program: str, tape: Tape) -> None:
+        """Make the recipe; a call that was more than is noted has none."""
+        if tape.whole:
+            self.recipe = Recipe(program, tape)
+
+
+def _key(program: str, ints: Sequence[int], scalars: Sequence[float]) -> tuple:
+    """All that decides a call's checks and launches, but the device's state, and what the tensors are."""
+    return (program, float32_setting(), len(scalars), *ints)
+
+
+def again(
     program: str, tensors: Sequence[Tensor], ints: Sequence[int], scalars: Sequence[float]
-) -> tuple[tuple, list[int]]:
-    """All that decides a call's checks and launches, but the device's state; and the tensors' addresses."""
-    addresses = [t.data_ptr() for t in tensors]
-    forms = [(t.shape, t.stride(), t.dtype, t.device, a & 15) for t, a in zip(tensors, addresses)]
-    return (program, float32_setting(), len(scalars), *ints, *forms), addresses
-
-
-def found(key: tuple) -> Recipe | None:
-    """The recipe of calls like this: none while plans are timed, or a profiler is told of launches."""
-    recipe = KEPT.get(key)
-    return None if recipe is None or tuning.asked() or hooked() else recipe
-
-
-def tape(key: tuple, tensors: Sequence[Tensor], outputs: list[Tensor], scalars: Sequence[str]) -> Tape | None:
-    """What notes this call, where one like it was met before: sizes that change at every call are not worth it."""
-    if key in KEPT:
-        return None if torch._C._are_functorch_transforms_active() else Tape(tensors, outputs, scalars)
-    if len(KEPT) >= MOST:
-        KEPT.clear()
-    KEPT[key] = None
+) -> list[Tensor] | None:
+    """The outputs of a call that has a recipe, below autograd; None while plans are timed, or a profiler is told of
+    launches."""
+    for met in KEPT.get(_key(program, ints, scalars), ()):
+        recipe = met.recipe
+        if recipe is not None and met.like(*tensors) and not tuning.asked() and not hooked():
+            outputs = recipe(tensors, scalars)
+            if outputs is not None:
+                passes.repeated(recipe.note)  # checked as well: calls of one kind differ in values alone
+                return outputs
     return None
 
 
-def keep(key: tuple, tape: Tape) -> None:
-    """Make the recipe of a call; one that was more than is noted has none."""
-    if tape.whole:
-        KEPT[key] = Recipe(key[0], tape)
+def meet(program: str, tensors: Sequence[Tensor], ints: Sequence[int], scalars: Sequence[float]) -> Met:
+    """The call, met once or twice."""
+    key, low = _key(program, ints, scalars), [t.data_ptr() & 15 for t in tensors]
+    for met in KEPT.get(key, ()):
+        if met.low == low and met.like(*tensors):
+            met.twice = True
+            return met
+    met = Met(dispatch.like(tensors), low)
+    KEPT.add(key, met)
+    return met
 
 
 class Recipe:
-    """A call to repeat. `text` is its code: of tensors, their addresses, scalars, the stream and what allocates.
+    """A call to repeat. `text` is its code: of tensors, scalars, the stream and what allocates. It does nothing where
+    a tensor that a kernel reads lies otherwise, by the last bits of its address.
 
     bare: whether every launcher takes addresses. bytes: of memory that nobody but launches with addresses reads, which
     is one block.
@@ -81,22 +104,22 @@ class Recipe:
         self.bare, self.bytes = writer.bare, writer.bytes
         scope: dict[str, Any] = {"view": _view, **self.constants}
         exec(compile(self.text, "<tiga call>", "exec"), scope)  # written here
-        self.repeat: Callable[..., list[Tensor]] = scope["repeat"]
+        self.repeat: Callable[..., list[Tensor] | None] = scope["repeat"]
 
-    def __call__(self, tensors: list[Tensor], addresses: list[int], scalars: Sequence[float]) -> list[Tensor]:
+    def __call__(self, tensors: Sequence[Tensor], scalars: Sequence[float]) -> list[Tensor] | None:
         """The outputs."""
         if self.index is None:
-            return self.run(tensors, addresses, scalars, 0)
+            return self.run(tensors, scalars, 0)
         stream = torch._C._cuda_getCurrentRawStream(self.index)
         if torch._C._cuda_getDevice() == self.index:
-            return self.run(tensors, addresses, scalars, stream)
+            return self.run(tensors, scalars, stream)
         with torch.cuda.device(self.index):
-            return self.run(tensors, addresses, scalars, stream)
+            return self.run(tensors, scalars, stream)
 
-    def run(self, tensors: list[Tensor], addresses: list[int], scalars: Sequence[float], stream: int) -> list[Tensor]:
+    def run(self, tensors: Sequence[Tensor], scalars: Sequence[float], stream: int) -> list[Tensor] | None:
         # torch.empty_strided fills memory where torch was asked to
         empty = self.filled if torch._C._get_deterministic_algorithms() else self.quick
-        return self.repeat(tensors, addresses, scalars, stream, empty)
+        return self.repeat(tensors, scalars, stream, empty)
 
     def filled(self, shape: tuple, strides: tuple, dtype: torch.dtype) -> Tensor:
         return torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
@@ -150,7 +173,20 @@ class Writer:
                 total += -(-self.tape.bytes[name] // _ALIGNED) * _ALIGNED
         return offsets, total
 
+    def places(self) -> None:
+        """The addresses of the call's tensors that kernels read, and whether they end as they did."""
+        launches = [step for step in self.steps if isinstance(step, Launch)]
+        read = {part.name for step in launches for part in step.reads() if part.name[0] == "t"}
+        low = {f"t{k}": t.data_ptr() & 15 for k, t in enumerate(self.tape.tensors)}
+        names = [name for name in low if name in read or self.tape.computed]
+        self.lines += [(f"a{name[1:]} = t[{name[1:]}].data_ptr()", []) for name in names]
+        even = " | ".join([f"a{name[1:]}" for name in names if not low[name]])
+        odd = [f"a{name[1:]} & 15 != {low[name]}" for name in names if low[name]]
+        for condition in ([f"({even}) & 15"] if even else []) + odd:
+            self.lines.append((f"if {condition}: return None", []))
+
     def text(self) -> str:
+        self.places()
         if self.bytes:
             self.lines.append((f"block = empty(({self.bytes},), (1,), {self.constant(torch.uint8)})", []))
             self.lines.append(("b = block.data_ptr()", []))
@@ -162,7 +198,7 @@ class Writer:
         returned = ", ".join([self.tensor(part, names) for part in self.outputs])
         self.lines.append((f"return [{returned}]", names))
         last = {name: at for at, (_, names) in enumerate(self.lines) for name in names}
-        lines = ["def repeat(t, a, s, stream, empty):"]
+        lines = ["def repeat(t, s, stream, empty):"]
         for at, (line, names) in enumerate(self.lines):
             over = [name for name in dict.fromkeys(names) if last[name] == at < len(self.lines) - 1]
             lines.append(f"    {line}; del {', '.join(over)}" if over else "    " + line)
@@ -227,7 +263,7 @@ class Writer:
         start = part.offset * part.form.dtype.itemsize
         if part.name in self.offsets:
             return f"b + {self.offsets[part.name] + start}"
-        address = f"a[{part.name[1:]}]" if part.name[0] == "t" else f"{self.base(part.name, names)}.data_ptr()"
+        address = f"a{part.name[1:]}" if part.name[0] == "t" else f"{self.base(part.name, names)}.data_ptr()"
         return f"{address} + {start}" if start else address
 
 

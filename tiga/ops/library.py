@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from tiga.dispatch import compiler
+
 LIB = torch.library.Library("tiga", "DEF")
-_compiler = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
 
 def outside_dynamo(fn: Callable) -> Callable:
@@ -17,7 +18,7 @@ def outside_dynamo(fn: Callable) -> Callable:
 
     def call(*args: Any) -> Any:
         nonlocal disabled
-        if _compiler() is None:  # of frames, on this thread
+        if compiler() is None:
             return fn(*args)
         if disabled is None:
             disabled = torch._dynamo.disable(fn)

@@ -20,13 +20,13 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 from torch.autograd.function import _SingleLevelFunction
 
-from tiga import passes, prune, relations
+from tiga import dispatch, passes, prune, relations
 from tiga.adjoint import adjoint, augment
 from tiga.codegen import replay
 from tiga.derivation import Derived, saved_outputs
 from tiga.errors import TigaError
 from tiga.layouts import BUDGET
-from tiga.ops import dispatch, sharding
+from tiga.ops import sharding
 from tiga.ops.autocast import autocast
 from tiga.ops.batch import batched, sample_dims
 from tiga.ops.checks import allocate, check, check_relation
@@ -48,14 +48,10 @@ _op = torch.ops.tiga.propagate.default
 
 def composite(program: str, tensors: list[Tensor], ints: list[int], scalars: list[float]) -> list[Tensor]:
     """Kernels where they fit, else torch operations, range by range, on any device."""
+    outputs = replay.again(program, tensors, ints, scalars)
+    if outputs is not None:
+        return outputs
     device = tensors[0].device.type if tensors else ""
-    key = None
-    if device in KERNEL_DEVICES:
-        key, addresses = replay.key_of(program, tensors, ints, scalars)
-        recipe = replay.found(key)
-        if recipe is not None:
-            passes.repeated(recipe.note)  # checked as well: calls of one key differ in values alone
-            return recipe(tensors, addresses, scalars)
     passes.running(program)
     p = parse(program)
     sizes = check(p, tensors, ints, scalars)
@@ -64,19 +60,20 @@ def composite(program: str, tensors: list[Tensor], ints: list[int], scalars: lis
     outputs = allocate(p, tensors, ints, sizes)
     if p.pruned:
         prune.refuse(p.pruned, None, device, p.kind)
-    if key is not None:
+    if device in KERNEL_DEVICES:
         from tiga.ops import rows, tiles  # Triton is imported where a kernel runs, not before
 
         kernels = rows if p.kind == "csr" else tiles
-        tape = replay.tape(key, tensors, outputs, p.scalars) if _repeats(p, ints) else None
+        met = replay.meet(program, tensors, ints, scalars) if _repeats(p, ints) else None
+        tape = None if met is None else met.tape(tensors, outputs, p.scalars)
         if tape is None:
             reason = kernels.run(p, tensors, ints, scalars, outputs)
         else:
             with tape:
                 reason = kernels.run(p, tape.tensors, ints, scalars, outputs, tape)
         if not reason:
-            if tape is not None:
-                replay.keep(key, tape)
+            if met is not None and tape is not None:
+                met.keep(program, tape)
             return outputs
         if p.pruned:
             prune.refuse(p.pruned, None, device, p.kind, f"no kernel fits this program ({reason})")
@@ -224,7 +221,8 @@ class _Propagate(_SingleLevelFunction):
         ctx.set_materialize_grads(False)
         saved = (*tensors, *[outputs[k] for k in ctx.kept])
         ctx.save_for_backward(*saved)
-        ctx.save_for_forward(*saved)
+        if run is not composite or forward_ad._current_level >= 0:
+            ctx.save_for_forward(*saved)
         return outputs
 
     @staticmethod
@@ -275,36 +273,78 @@ def differentiable(
     if not _has_tangent(tensors) and not (torch.is_grad_enabled() and any([t.requires_grad for t in tensors])):
         with torch._C._AutoDispatchBelowAutograd():
             return run(program, tensors, ints, scalars)
-    passes.applied("augment")
     p = parse(program)
     if p.pruned and p.kind == "blocks":
         raise TigaError(
             "prune_backward over packed sequences: their tiles are no grid, and no gradient kernel reads them. Give "
             "the same graph as tg.Graph.intervals, or leave pruning out."
         )
-    arguments = (run, augment(program), ints, scalars, *tensors)
     if torch._C._are_functorch_transforms_active():
         from torch._functorch.utils import enable_single_level_autograd_function
 
         with enable_single_level_autograd_function():
-            outputs = _Propagate.apply(*arguments)  # type: ignore[attr-defined]
-    else:
-        outputs = _Propagate.apply(*arguments)  # type: ignore[attr-defined]
+            return recorded(run, program, tensors, ints, scalars)
+    return recorded(run, program, tensors, ints, scalars)
+
+
+def recorded(run: Callable, program: str, tensors: list[Tensor], ints: list[int], scalars: list[float]) -> list[Tensor]:
+    """`run`, noted for autograd."""
+    passes.applied("augment")
+    outputs = _Propagate.apply(run, augment(program), ints, scalars, *tensors)  # type: ignore[attr-defined]
     return list(outputs[: len(parse(program).returns)])
 
 
+KNOWN = dispatch.Recent(most=4096, each=4)
+"""Calls that autograd alone looks at: how to know them, and whether it does."""
+
+
+def _again(program: str, tensors: list[Tensor], ints: list[int], scalars: list[float]) -> list[Tensor] | None:
+    """The outputs of a call like one that was met, where but for autograd nothing would look at it."""
+    if not dispatch.is_bare():
+        return None
+    grad = torch.is_grad_enabled()
+    if grad or not replay.KEPT:
+        for like, moving in KNOWN.get((program, grad, len(tensors), *ints), ()):
+            if like(*tensors):
+                if moving:
+                    return recorded(composite, program, tensors, ints, scalars)
+                with torch._C._AutoDispatchBelowAutograd():
+                    return composite(program, tensors, ints, scalars)
+    if not replay.KEPT or (grad and any([t.requires_grad for t in tensors])):
+        return None
+    with torch._C._AutoDispatchBelowAutograd():
+        return replay.again(program, tensors, ints, scalars)
+
+
+def _plain(program: str, tensors: list[Tensor], ints: list[int], scalars: list[float]) -> list[Tensor]:
+    """Where but for autograd nothing looks at a call."""
+    outputs, grad = differentiable(composite, program, tensors, ints, scalars), torch.is_grad_enabled()
+    if (grad or not replay.KEPT) and dispatch.is_bare():
+        moving = grad and any([t.requires_grad for t in tensors])
+        KNOWN.add((program, grad, len(tensors), *ints), (dispatch.like(tensors), moving))
+    return outputs
+
+
 def autograd(program: str, tensors: list[Tensor], ints: list[int], scalars: list[float]) -> list[Tensor]:
+    outputs = _again(program, tensors, ints, scalars)
+    if outputs is not None:
+        return outputs
     if dispatch.is_plain(tensors):
-        return differentiable(composite, program, tensors, ints, scalars)
+        return _plain(program, tensors, ints, scalars)
     sharding.install()
     return differentiable(_op, program, tensors, ints, scalars)
 
 
 def call(program: str, tensors: list[Tensor], ints: list[int], scalars: list[float]) -> list[Tensor]:
     """tiga::propagate, without the dispatcher where only autograd and the implementation would take part."""
-    first = "" if torch.compiler.is_compiling() else dispatch.first(tensors)
+    if torch.compiler.is_compiling():
+        return _op(program, tensors, ints, scalars)
+    outputs = _again(program, tensors, ints, scalars) if dispatch.is_direct() else None
+    if outputs is not None:
+        return outputs
+    first = dispatch.first(tensors)
     if first == "autograd":
-        return _differentiable(composite, program, tensors, ints, scalars)
+        return _differentiable(program, tensors, ints, scalars)
     return (_implementation if first else _op)(program, tensors, ints, scalars)
 
 
@@ -356,7 +396,7 @@ def vmap(
     return sample_dims(_op(text, moved, ints, scalars), text, info.batch_size)
 
 
-_implementation, _differentiable = outside_dynamo(composite), outside_dynamo(differentiable)
+_implementation, _differentiable = outside_dynamo(composite), outside_dynamo(_plain)
 LIB.impl("propagate", _implementation, "CompositeExplicitAutograd")
 LIB.impl("propagate", outside_dynamo(autograd), "Autograd")
 LIB.impl("propagate", outside_dynamo(_autocast_kernel("cpu")), "AutocastCPU")
