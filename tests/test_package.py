@@ -41,7 +41,7 @@ ROWS = [
         "functions_linear",
     },
     {"schedule", "reference_ops", "reference", "codegen"},
-    {"reducer", "shortcuts", "traces"},
+    {"reducer", "networks", "shortcuts", "traces"},
     {"ops"},
     {"message_passing"},
     {

@@ -171,6 +171,60 @@ def test_lists_for_gradients_follow_the_mode(recorded):
         close(found, torch.stack([wanted[0], wanted[1], wanted[2] + wanted[0]]))
 
 
+class Network(tg.MessagePassing):
+    reducer = tg.sum()
+
+    def __init__(self):
+        super().__init__()
+        self.net = tg.nn.trace(nn.Sequential(nn.Linear(4, 3), nn.LeakyReLU(0.2), nn.Linear(3, 1)))
+
+    def edge(self, src, dst, edge):
+        return self.reducer(self.net(src.x, dst.y))
+
+
+NETWORKS = {
+    "weights": (True, lambda net: [w.mul_(2.0) for w in net.parameters()]),
+    "a gradient": (False, lambda net: net[0].requires_grad_(False)),
+    "a slope": (False, lambda net: setattr(net[1], "negative_slope", 0.5)),
+    "a layer": (False, lambda net: net.__setitem__(1, nn.Tanh())),
+    "one more layer": (False, lambda net: net.append(nn.Tanh())),
+    "another linear layer": (False, lambda net: net.__setitem__(2, nn.Linear(3, 1, bias=False))),
+    "no bias": (False, lambda net: setattr(net[0], "bias", None)),
+    "a wider layer": (False, lambda net: [net.__setitem__(0, nn.Linear(4, 5)), net.__setitem__(2, nn.Linear(5, 1))]),
+    "a hook": (False, lambda net: net[0].register_forward_hook(lambda module, x, out: out * 2)),
+    "a function of its own": (False, lambda net: setattr(net[1], "forward", lambda x: x * 3)),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_what_a_network_computes_is_seen(name):
+    same, change = NETWORKS[name]
+    module, given = Network(), fields()
+    for _ in range(3):
+        module(graph=GRAPH, **given)
+    answers = asked(module)
+    module(graph=GRAPH, **given)
+    with torch.no_grad():
+        change(module.net.module)
+    x, y = given["src"]["x"], given["dst"]["y"]
+    messages = module.net.module(torch.cat([x[[0, 1, 2, 2]], y[[0, 1, 2, 0]]], -1))
+    close(module(graph=GRAPH, **given), torch.zeros(3, 1).index_add(0, torch.tensor([0, 1, 2, 0]), messages))
+    assert answers == [True, same]
+
+
+def test_hooks_on_all_modules_are_seen():
+    module, given = Network(), fields()
+    for _ in range(3):
+        module(graph=GRAPH, **given)
+    answers = asked(module)
+    handle = nn.modules.module.register_module_forward_hook(lambda module, x, out: None)
+    try:
+        module(graph=GRAPH, **given)
+    finally:
+        handle.remove()
+    assert answers == [False]
+
+
 def test_what_is_wrong_is_refused_as_ever():
     module = Other()
     given = known(module)

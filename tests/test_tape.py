@@ -96,6 +96,48 @@ def test_what_changes_after_a_copy_is_copied():
     same(work, lambda: [torch.randn(3)], [(3,), (3,), (3,)])
 
 
+def whole(x, start, stop, step=1, dim=-1, sizes=(4, 9)):
+    return aten.slice_backward(x, list(sizes), dim, start, stop, step)
+
+
+JOINED = {
+    "side by side": (
+        True,
+        lambda t, o, *_: whole(t[0].exp(), 6, 9) + (whole(t[1].exp(), 0, 2) + whole(t[2].exp(), 2, 6)),
+    ),
+    "to the end": (True, lambda t, o, *_: whole(t[0].exp(), 0, 3) + whole(t[3].exp(), 3, 9223372036854775807)),
+    "rows": (True, lambda t, o, *_: whole(t[1].exp(), 0, 4, 1, 0, (8, 2)) + whole(t[1].sin(), 4, 8, 1, 0, (8, 2))),
+    "not all": (False, lambda t, o, *_: whole(t[0].exp(), 6, 9) + whole(t[2].exp(), 2, 6)),
+    "one twice": (False, lambda t, o, *_: whole(t[2].exp(), 0, 4) + whole(t[3].exp(), 3, 9)),
+    "steps": (
+        False,
+        lambda t, o, *_: whole(t[3].exp(), 0, 12, 2, 1, (4, 12)) + whole(t[3].sin(), 1, 12, 2, 1, (4, 12)),
+    ),
+    "and more": (True, lambda t, o, *_: whole(t[0].exp(), 0, 3) + whole(t[3].exp(), 3, 9) + t[4]),
+    "weighted": (False, lambda t, o, *_: torch.add(whole(t[0].exp(), 0, 3), whole(t[3].exp(), 3, 9), alpha=2)),
+    "another way round": (False, lambda t, o, *_: whole(t[0].exp(), 0, 3) + whole(t[5].exp(), 3, 9).T.contiguous().T),
+}
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_gradients_of_slices_side_by_side_are_joined(name):
+    joined, made = JOINED[name]
+    draw = lambda: [torch.randn(4, n) for n in (3, 2, 4, 6, 9, 6)]
+    shape = tuple(made(draw(), None).shape)
+    recipe = same(lambda t, o, *_: o[0].copy_(made(t, o)), draw, [shape])
+    assert (torch.cat in recipe.constants.values()) == joined, recipe.text
+
+
+def test_gradients_of_slices_that_others_read_stay():
+    def work(t, o, *_):
+        part = whole(t[0].exp(), 0, 3)
+        o[0].copy_(part + whole(t[1].exp(), 3, 9))
+        o[1].copy_(part * 2)
+
+    recipe = same(work, lambda: [torch.randn(4, 3), torch.randn(4, 6)], [(4, 9), (4, 9)])
+    assert torch.cat not in recipe.constants.values()
+
+
 def test_scalars_are_those_of_the_call():
     def work(t, o, scalars, tape):
         made = [torch.full((), x, dtype=torch.float64) for x in scalars]

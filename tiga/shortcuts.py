@@ -15,9 +15,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from tiga import dispatch
+from tiga.networks import HOOKS, NETWORKS
 from tiga.reducer import Max, Mean, Min, OnlineSoftmaxReducer, Sum
 
 _REDUCERS = (Sum, Mean, Max, Min, OnlineSoftmaxReducer)
@@ -63,6 +65,26 @@ class Writer:
     def attribute(self, name: str, module: Any) -> None:
         self.thing(f"module.{name}", getattr(module, name))
 
+    def network(self, text: str, network: nn.Module) -> None:
+        """A module of torch's: all that it computes from what it is given, and what is in it."""
+        name, own, kind = f"x{len(self.lines)}", network.__dict__, type(network)
+        self.lines.append(f"{name} = {text}")
+        self.refuse(f"{name} is not {self.constant(weakref.ref(network))}()")
+        self.refuse(
+            f"type({name}) is not {self.constant(kind)} or type({name}).forward is not {self.constant(kind.forward)}"
+        )
+        self.lines.append(f"own = {name}.__dict__")
+        self.refuse("'forward' in own or own.get('_compiled_call_impl') is not None")
+        self.refuse(" or ".join([f"own[{hooks!r}]" for hooks in HOOKS]))
+        for attribute in NETWORKS[kind]:
+            self.refuse(f"own[{attribute!r}] is not {self.constant(own[attribute])}")
+        for part in ("_parameters", "_modules"):
+            self.refuse(f"[*own[{part!r}]] != {self.constant([*own[part]])}" if own[part] else f"own[{part!r}]")
+        for parameter, x in own["_parameters"].items():
+            self.thing(f"{name}._parameters[{parameter!r}]", x)
+        for part, x in own["_modules"].items():
+            self.network(f"{name}._modules[{part!r}]", x)
+
     def constant(self, x: Any) -> str:
         self.constants.append(x)
         return f"c{len(self.constants) - 1}"
@@ -88,6 +110,10 @@ class Writer:
         if isinstance(x, Tensor):
             self.tensors.append((name, x))
             return
+        if isinstance(x, nn.Module):
+            self.refuse("any_hook()")
+            self.network(name, x)
+            return
         self.refuse(f"{name} is not {self.constant(x)}")
         if type(x) in _REDUCERS:
             self.refuse(f"{name}.__dict__ != {self.constant(dict(vars(x)))}")
@@ -105,13 +131,13 @@ class Writer:
         scalars = "".join([f"({name!r}, {text('uniform', name)}), " for name in known.scalars])
         self.lines.append(f"return ({operands}), ({scalars})")
         make = _maker("\n".join([f"            {line}" for line in self.lines]), len(self.constants))
-        return Shortcut(make(torch.is_grad_enabled, scope, *self.constants), known, home)
+        return Shortcut(make(torch.is_grad_enabled, _has_any_global_hook, scope, *self.constants), known, home)
 
 
 @functools.lru_cache(1024)
 def _maker(lines: str, constants: int) -> Callable[..., Callable]:
     """What makes the function of these lines of its constants. What is missing, or no tensor where one was, differs."""
-    names = ", ".join(["recorded", "scope", *[f"c{k}" for k in range(constants)]])
+    names = ", ".join(["recorded", "any_hook", "scope", *[f"c{k}" for k in range(constants)]])
     text = f"""
 def make({names}):
     def same(module, graph, {", ".join(_GIVEN)}, position):

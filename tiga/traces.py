@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tiga import prune, shortcuts
+from tiga import networks, prune, shortcuts
 from tiga.functions import ALIASES, FUNCTIONS
 from tiga.reducer import Max, Mean, Min, OnlineSoftmaxReducer, Sum
 from tiga.types import NAMES
@@ -57,22 +57,6 @@ _TORCH = {str(dtype).partition(".")[2] for dtype in NAMES} | {"nn", "functional"
 _OF_VALUES = frozenset([*FUNCTIONS, *ALIASES, *_TORCH, "shape", "dtype", "ndim", "number", "displacement", "distance"])
 _BUILTIN = vars(builtins)
 _TENSORS = (Tensor, nn.Parameter)
-NETWORKS: dict[type[nn.Module], tuple[str, ...]] = {
-    **dict.fromkeys([nn.Sequential, nn.Identity, nn.Linear], ()),
-    **dict.fromkeys([nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Softsign, nn.Tanhshrink], ()),
-    **dict.fromkeys([nn.ReLU, nn.SiLU, nn.Mish, nn.SELU, nn.Hardswish, nn.Hardsigmoid], ("inplace",)),
-    **dict.fromkeys([nn.ELU, nn.CELU], ("alpha", "inplace")),
-    **dict.fromkeys([nn.Hardtanh, nn.ReLU6], ("min_val", "max_val", "inplace")),
-    nn.LeakyReLU: ("negative_slope", "inplace"),
-    nn.GELU: ("approximate",),
-    nn.Softplus: ("beta", "threshold"),
-    nn.Softmax: ("dim",),
-    nn.LayerNorm: ("normalized_shape", "eps"),
-    nn.RMSNorm: ("normalized_shape", "eps"),
-    nn.Dropout: ("p", "training", "inplace"),
-}
-"""Attributes that a module's own forward reads, beside its parameters and the modules in it."""
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Unseen(Exception):
@@ -156,10 +140,10 @@ def see(x: Any, words: list, tensors: list[Tensor]) -> None:
 def see_network(network: nn.Module, words: list, tensors: list[Tensor]) -> None:
     """The same of a module of torch's: all that it computes from what it is given."""
     kind, own = type(network), network.__dict__
-    named = NETWORKS.get(kind)
+    named = networks.NETWORKS.get(kind)
     if named is None or "forward" in own or own.get("_compiled_call_impl") is not None:
         raise Unseen
-    if any([own[name] for name in _HOOKS]):
+    if any([own[name] for name in networks.HOOKS]):
         raise Unseen
     words += kind, kind.forward
     for name in named:

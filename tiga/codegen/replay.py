@@ -8,6 +8,7 @@ for again.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -131,7 +132,7 @@ class Writer:
     def __init__(self, tape: Tape) -> None:
         self.tape, self.constants = tape, dict[str, Any]()
         self.outputs = [Part(f"o{k}", tape.forms[f"o{k}"]) for k in range(len(tape.outputs))]
-        self.steps = self.needed(self.instead(list(tape.steps)))
+        self.steps = self.needed(self.joined(self.instead(list(tape.steps))))
         self.bare = all([by_address(step) for step in self.steps if isinstance(step, Launch)])
         self.lines: list[tuple[str, list[str]]] = []  # each with the names in it
         self.there: dict[Part, str] = {}  # names of tensors that the code has
@@ -151,6 +152,30 @@ class Writer:
                     continue
             kept.append(step)
         return kept
+
+    def joined(self, steps: list[Launch | Operation]) -> list[Launch | Operation]:
+        """A sum of gradients of slices, which side by side are the whole, is these side by side."""
+        made = {name: step for step in steps if isinstance(step, Operation) for name in step.made}
+        uses = Counter([part.name for step in steps for part in step.reads()] + [o.name for o in self.outputs])
+
+        def slices(x: Any) -> list[Operation]:
+            """Those whose sum a value is, itself or nothing else."""
+            step = made.get(x.name) if isinstance(x, Part) and x.form == self.tape.forms[x.name] else None
+            if step is None or uses[x.name] != 1 or step.kwargs:
+                return []
+            if step.target is torch.ops.aten.slice_backward.default:
+                return [step]
+            parts = [slices(y) for y in step.args] if step.target is torch.ops.aten.add.Tensor else []
+            return [] if [] in parts else [y for part in parts for y in part]
+
+        found = list(steps)
+        for at, step in enumerate(steps):
+            if isinstance(step, Operation) and step.target is torch.ops.aten.add.Tensor and not step.kwargs:
+                parts = [slices(x) for x in step.args]
+                whole = side_by_side([y for part in parts for y in part]) if [] not in parts else None
+                if whole is not None:
+                    found[at] = Operation(torch.ops.aten.cat.default, whole, {}, step.made)
+        return found
 
     def needed(self, steps: list[Launch | Operation]) -> list[Launch | Operation]:
         """All but operations whose results nobody reads."""
@@ -273,3 +298,16 @@ def by_address(step: Launch | Operation) -> bool:
 
 def is_copy(step: Launch | Operation) -> bool:
     return isinstance(step, Operation) and step.target is torch.ops.aten.copy_.default
+
+
+def side_by_side(slices: list[Operation]) -> list | None:
+    """The arguments of cat that gives the sum of these gradients of slices; None where they are not all of it."""
+    kinds = {(tuple(sizes), dim % len(sizes), step) for _, sizes, dim, _, _, step in [x.args for x in slices]}
+    if len(kinds) != 1:
+        return None
+    ((sizes, dim, step),) = kinds
+    ordered = sorted(slices, key=lambda x: x.args[3])
+    ends = [0, *[min(x.args[4], sizes[dim]) for x in ordered]]
+    if step != 1 or ends[-1] != sizes[dim] or [x.args[3] for x in ordered] != ends[:-1]:
+        return None
+    return [[x.args[0] for x in ordered], dim]

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from tiga.errors import TigaError
+from tiga.networks import NETWORKS
 from tiga.symbols import Sym, tracer_of
-from tiga.traces import NETWORKS
 
 
 class EdgeNetwork(nn.Module):
