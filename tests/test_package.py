@@ -41,7 +41,7 @@ ROWS = [
         "functions_linear",
     },
     {"schedule", "reference_ops", "reference", "codegen"},
-    {"reducer", "networks", "shortcuts", "traces"},
+    {"reducer", "networks", "shortcuts", "traces", "constant_traces"},
     {"ops"},
     {"message_passing"},
     {

@@ -151,9 +151,11 @@ class Builder:
 
     def function(self, f: Any) -> str:
         """The number of a function of this program."""
-        if f not in self.functions:
-            self.functions.append(f)
-        return str(self.functions.index(f))
+        for n, known in enumerate(self.functions):
+            if known == f:
+                return str(n)
+        self.functions.append(f)
+        return str(len(self.functions) - 1)
 
     def scan(self, direction: str, f: Any, states: int, args: tuple, gradient: Any = None) -> tuple:
         """Visit each segment's edges in order, (states, values) -> (states, results): last states, all results."""

@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tiga import passes, prune, traces
+from tiga import constant_traces, passes, prune, traces
 from tiga.errors import TigaError, TraceError
 from tiga.field_checks import check_fields, check_graph, named
 from tiga.fields import NUMBERED, PLACED, places
 from tiga.graph import Graph
 from tiga.ops.propagate import call as propagate
-from tiga.stages import Stage, programs
+from tiga.stages import Programs, Stage, programs
 from tiga.symbols import Sym
-from tiga.trace import Tracer
+from tiga.trace import Tracer, flattened
 
 
 class Call(NamedTuple):
@@ -94,11 +94,17 @@ class MessagePassing(nn.Module):
         held = None if torch.compiler.is_compiling() else traces.of(self)
         like = None if held is None else held.short(self, graph, given)
         if like is not None:
+            passes.applied("trace")
             return Traced.again(like.known, like.home, graph, *like.given)
         home, forms = check_fields(type(self).__name__, graph, src, dst, edge)
+        if torch.compiler.is_dynamo_compiling() and not exporting():
+            constant = constant_traces.constant_trace(self, graph, forms, home, given)
+            if constant is not None:
+                return Traced.again(constant[0], home, graph, constant[1], ())
         key = None if held is None else held.key(self, graph, forms, given)
         known = None if key is None or held is None else held.known.get(key)
         if known is not None and held is not None:
+            passes.applied("trace")
             held.shorten(self, known, home, graph, given)
             return Traced.again(known, home, graph, *known.of(given))
         tracer = Tracer()
@@ -114,7 +120,7 @@ class MessagePassing(nn.Module):
         fields = places(tracer, src, dst, edge, provided, forms)
         arguments = {name: uniform_argument(tracer, name, value) for name, value in uniform.items()}
         if tracer.compiling:
-            return Traced(self, tracer, graph, self.edge(*fields, **arguments))
+            return Traced.anew(self, tracer, graph, self.edge(*fields, **arguments))
         watch = None if key is None else traces.Watch()
         try:
             with contextlib.nullcontext() if watch is None else watch:
@@ -122,12 +128,20 @@ class MessagePassing(nn.Module):
         except TigaError as e:
             raise located(self, e).with_traceback(e.__traceback__) from None
         passes.ran("trace")
-        traced = Traced(self, tracer, graph, result)
+        traced = Traced.anew(self, tracer, graph, result)
         if held is not None and watch is not None and not watch.computed:
             held.learn(self, graph, forms, traced, given)
         for ref in traced.programs.unread:
             warn_unread(type(self), ref)
         return traced
+
+    @constant_traces.constant
+    def _edge_reads_of(self, fields: tuple[str, ...]) -> Any:
+        return constant_traces.reads_of(self, fields)
+
+    @constant_traces.constant
+    def _constant_trace(self, *words: Any) -> Any:
+        return constant_traces.trace(self, *words)
 
     def explain(self) -> str:
         """What ran at the last call outside torch.compile: backend, provider, lowering, passes, cache key, remarks."""
@@ -200,30 +214,30 @@ def _explain() -> Any:
 class Traced:
     """A traced call: programs, tensors, and how the results go back to the user's structure."""
 
+    def __init__(self, tracer: Any, graph: Graph, structure: Any, first: int, made: Programs, relation: tuple) -> None:
+        """first: the number of the first result of what folds that skip tiles say of themselves."""
+        self.tracer, self.graph, self.structure, self.first = tracer, graph, structure, first
+        self.programs, self.relation = made, relation
+        self.reports: list = []
+
     @classmethod
     def again(cls, known: traces.Known, home: Any, graph: Graph, operands: Any, scalars: Any) -> Traced:
         """A call whose trace is known."""
-        passes.applied("trace")
-        traced = cls.__new__(cls)
-        traced.tracer = traces.Again(home, operands, scalars)  # type: ignore[assignment]
-        traced.graph, traced.structure, traced.reports = graph, known.structure, []
-        traced.first, traced.programs = known.results, known.programs
-        traced.relation = traced.read(graph)
-        return traced
+        tracer = traces.Again(home, operands, scalars)
+        return cls(tracer, graph, known.structure, known.results, known.programs, cls.read(graph))
 
-    def __init__(self, module: MessagePassing, tracer: Tracer, graph: Graph, result: Any) -> None:
-        self.tracer = tracer
-        self.graph = graph
+    @classmethod
+    def anew(cls, module: MessagePassing, tracer: Tracer, graph: Graph, result: Any) -> Traced:
+        """A call whose edge function gave `result`."""
         roots: list[Sym] = []
-        self.structure = flattened(type(module).__name__, result, roots)
+        structure = flattened(type(module).__name__, result, roots)
         for root in roots:
             tracer.lift(root)  # refused where it is of another call
-        self.first = len(roots)  # of what folds that skip tiles say of themselves
-        self.reports: list = []
+        first, relation = len(roots), cls.read(graph)
         for note in tracer.notes:
             roots.extend([tracer.value(*word) for word in prune.wanted(note)])
-        self.relation = self.read(graph)
-        self.programs = programs(tracer, graph.kind, len(self.relation), graph.reversed, roots)
+        made = programs(tracer, graph.kind, len(relation), graph.reversed, roots)
+        return cls(tracer, graph, structure, first, made, relation)
 
     @staticmethod
     def read(graph: Graph) -> tuple:
@@ -267,21 +281,6 @@ class Traced:
         if isinstance(structure, tuple):
             return tuple([self.rebuilt(s, results) for s in structure])
         return {name: self.rebuilt(s, results) for name, s in structure.items()}
-
-
-def flattened(name: str, result: Any, roots: list) -> Any:
-    """What an edge function returned, with each traced value, collected in `roots`, replaced by its number."""
-    if isinstance(result, Sym):
-        roots.append(result)
-        return len(roots) - 1
-    if isinstance(result, (tuple, list)):
-        return tuple([flattened(name, r, roots) for r in result])
-    if isinstance(result, dict):
-        return {key: flattened(name, r, roots) for key, r in result.items()}
-    raise TraceError(
-        f"{name}.edge returned {type(result).__name__}. "
-        "Return what a reducer gives, or a traced value, or a tuple or dict of them."
-    )
 
 
 def located(module: MessagePassing, e: TigaError) -> TraceError:

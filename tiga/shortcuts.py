@@ -22,7 +22,7 @@ from tiga import dispatch
 from tiga.networks import HOOKS, NETWORKS
 from tiga.reducer import Max, Mean, Min, OnlineSoftmaxReducer, Sum
 
-_REDUCERS = (Sum, Mean, Max, Min, OnlineSoftmaxReducer)
+REDUCERS = (Sum, Mean, Max, Min, OnlineSoftmaxReducer)
 _FIXED = (bool, int, float, str, type(None), torch.dtype)  # by type: a subclass may do anything
 _THINGS = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
 _GIVEN = ("src", "dst", "edge", "uniform")
@@ -115,7 +115,7 @@ class Writer:
             self.network(name, x)
             return
         self.refuse(f"{name} is not {self.constant(x)}")
-        if type(x) in _REDUCERS:
+        if type(x) in REDUCERS:
             self.refuse(f"{name}.__dict__ != {self.constant(dict(vars(x)))}")
         elif type(x) not in _FIXED and not isinstance(x, _THINGS):
             self.good = False

@@ -51,12 +51,12 @@ class Tracer(Builder):
     knows better. No traced value is held here: they hold the tracer, and tensors would outlive the call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, compiling: bool | None = None) -> None:
         super().__init__(unify_numbers)
         self.operands: list[tuple[Tensor, Input]] = []
         self.scalars: list[tuple[str, float]] = []
         self.names: list[tuple[Tensor, str]] = []  # uniform tensors, by the name they were given
-        self.compiling = torch.compiler.is_compiling()
+        self.compiling = torch.compiler.is_compiling() if compiling is None else compiling
         # a part of a reducer is a function of values whose types no step names
         self.path: Path | None = None if self.compiling or type(self) is not Tracer else Path.start()
         self.written = self.path
@@ -267,7 +267,10 @@ class Tracer(Builder):
 
     def number(self, x: float, name: str) -> Sym:
         """A Python number that may change from call to call, as a tensor: so no compiler bakes its value in."""
-        return self.operand(torch.ones((), dtype=torch.float64, device=self.home) * x, "shared", name, "number")
+        return self.numbered(torch.ones((), dtype=torch.float64, device=self.home) * x, name)
+
+    def numbered(self, t: Tensor, name: str) -> Sym:
+        return self.operand(t, "shared", name, "number")
 
     def scalar(self, name: str, value: float) -> Sym:
         self.scalars.append((name, value))
@@ -305,3 +308,18 @@ def static(x: float) -> bool:
     from torch.fx.experimental.symbolic_shapes import has_static_value
 
     return has_static_value(x)
+
+
+def flattened(name: str, result: Any, roots: list) -> Any:
+    """What an edge function returned, with each traced value, collected in `roots`, replaced by its number."""
+    if isinstance(result, Sym):
+        roots.append(result)
+        return len(roots) - 1
+    if isinstance(result, (tuple, list)):
+        return tuple([flattened(name, r, roots) for r in result])
+    if isinstance(result, dict):
+        return {key: flattened(name, r, roots) for key, r in result.items()}
+    raise TraceError(
+        f"{name}.edge returned {type(result).__name__}. "
+        "Return what a reducer gives, or a traced value, or a tuple or dict of them."
+    )

@@ -14,7 +14,7 @@ import dis
 import functools
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -279,22 +279,32 @@ class Traces:
     def learn(self, module: nn.Module, graph: Any, forms: tuple, trace: Any, given: dict[str, dict]) -> None:
         """Keep a trace, if all that it can have read is in its key."""
         assert self.reads is not None
-        fields = {name for place in ("src", "dst", "edge") for name in given[place]}
-        own = tuple([name for name in self.reads.attributes if is_own(module, name)])
-        for name in self.reads.attributes:
-            if name not in own and name not in _OF_VALUES and (name not in fields or hasattr(torch, name)):
-                return
+        own = self.attributes(module, {name for place in ("src", "dst", "edge") for name in given[place]})
+        if own is None:
+            return
         if own != self.own or len(self.known) >= MOST:
             self.own = own
             self.known.clear()
             self.calls = []
-        if any([not self.alone(getattr(module, name)) for name in own]):
-            return
         key = self.key(module, graph, forms, given)
         found = None if key is None else known(trace, given)
         if key is not None and found is not None:
             self.known[key] = found
             self.latest = weakref.ref(graph)
+
+    def attributes(self, module: nn.Module, fields: Container[str]) -> tuple[str, ...] | None:
+        """The module's attributes that the function reads; None where it is not known what a name is of."""
+        assert self.reads is not None
+        own = tuple([name for name in self.reads.attributes if is_own(module, name)])
+        for name in self.reads.attributes:
+            if name not in own and name not in _OF_VALUES and (name not in fields or hasattr(torch, name)):
+                return None
+        return own if all([self.alone(getattr(module, name)) for name in own]) else None
+
+    def named(self, name: str) -> Any:
+        """What a name of the function's file is."""
+        scope = self.function.__globals__
+        return scope[name] if name in scope else _BUILTIN[name]
 
     def alone(self, x: Any) -> bool:
         """Whether nothing that the function reads by name can be an attribute of this attribute."""
@@ -318,15 +328,21 @@ def of(module: nn.Module) -> Traces | None:
     held: Traces | None = own.get("_traces")
     if held is not None and held.fits(own, kind):
         return held
+    held = made_for(module)
+    if held is not None:
+        own["_traces"] = held
+    return held
+
+
+def made_for(module: nn.Module) -> Traces | None:
+    """The same, without any yet."""
+    own, kind = module.__dict__, type(module)
     declared: Declared | None = kind.__dict__.get("edge_reads")
     functions = tuple([getattr(kind, name, None) for name in _names(declared)])
     if not all([isinstance(f, types.FunctionType) for f in functions]):
         return None
     held = Traces(functions, declared)  # type: ignore[arg-type]
-    if not held.fits(own, kind):
-        return None
-    own["_traces"] = held
-    return held
+    return held if held.fits(own, kind) else None
 
 
 def _names(declared: Declared | None) -> tuple[str, ...]:
