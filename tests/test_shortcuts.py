@@ -2,6 +2,7 @@
 
 import gc
 import math
+import random
 import weakref
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 import tiga as tg
 from tiga import dispatch, traces
 from tiga.nn import GATv2Conv
+from tiga.ops import propagate
 
 FACTOR = 2.0
 close = torch.testing.assert_close
@@ -328,6 +330,21 @@ def comparison(request, monkeypatch):
         assert dispatch._guards() is torch._C._dynamo.guards.TensorGuards
 
 
+def test_the_comparison_is_looked_at_wherever_it_is_first_asked_for():
+    def found():
+        dispatch._checked_guards.cache_clear()
+        return dispatch._guards()
+
+    want = torch._C._dynamo.guards.TensorGuards
+    with torch.inference_mode():
+        assert found() is want
+    with torch.no_grad(), torch.device("meta"):
+        assert found() is want
+    seen = []
+    torch.func.vmap(lambda x: seen.append(found()) or x)(torch.randn(2))
+    assert seen[0] in (want, None) and dispatch._guards() is want
+
+
 def test_forms_are_told_apart(comparison):
     x, y = torch.randn(2, 3), torch.randn(3)
     like = dispatch.like([x, y])
@@ -371,6 +388,74 @@ def test_what_a_transform_gives_is_told(comparison):
     torch.func.vmap(run)(torch.randn(2, 3))
     torch.func.grad(run)(torch.randn(3))
     assert answers == [False, False]
+
+
+CHANGES = {
+    "width": [2, 3],
+    "graph": [0, 1, 2],
+    "same": [False, True],
+    "asks": [False, True],
+    "layout": ["rows", "columns", "shifted"],
+    "mode": ["grad", "no grad", "inference", "vmap", "jvp"],
+    "scale": [1.0, 2.0, 3],
+    "power": [None, 2],
+    "shift": [0.5, 0.25],
+    "reducer": [0, 1],
+    "frozen": [False, True],
+    "new weight": [False, True],
+}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_calls_of_one_module_are_those_of_a_new_one(seed, monkeypatch):
+    """Calls that differ in one thing or none from the one before, of a module that knows what it met and one that does
+    not."""
+    monkeypatch.setattr("tiga.ops.cpp.run", lambda *args: "torch operations are enough here")
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    module, graphs = Other(), [GRAPH, tg.Graph.from_edge_index([[0, 0, 1, 2], [2, 1, 0, 0]], 3, 3), tg.Graph.dense(3)]
+    state = {name: values[0] for name, values in CHANGES.items()}
+    known, met = 0, dispatch.Recent(most=4096, each=4)
+    for step in range(120):
+        if step % 3 == 0:
+            name = draw.choice([*CHANGES])
+            state[name] = draw.choice(CHANGES[name])
+        if state["new weight"] or module.weight.shape[0] != state["width"]:
+            module.weight = nn.Parameter(torch.randn(state["width"]))
+        module.weight.requires_grad_(not state["frozen"])
+        module.shift, module.reducer = state["shift"], [Weighted.reducer, tg.mean()][state["reducer"]]
+        n, w = 3, state["width"]
+        memory = {
+            "rows": torch.randn(n, w),
+            "columns": torch.randn(w, n).T,
+            "shifted": torch.randn(n * w + 1)[1:].view(n, w),
+        }
+        x = memory[state["layout"]].requires_grad_(state["asks"])
+        y = x if state["same"] else torch.randn(n, w)
+        found = []
+        fresh = Other()
+        fresh.weight, fresh.shift, fresh.reducer = module.weight, module.shift, module.reducer
+        for m in (module, fresh):
+            monkeypatch.setattr(propagate, "KNOWN", met if m is module else dispatch.Recent(most=9, each=1))
+            run = lambda x, y, m=m: m(
+                graph=graphs[state["graph"]], src={"x": x}, dst={"y": y}, scale=state["scale"], power=state["power"]
+            )
+            if state["mode"] == "grad":
+                out = run(x, y)
+                moving = [t for t in (x, module.weight) if t.requires_grad]
+                found.append([out, *(torch.autograd.grad(out.sin().sum(), moving) if moving else ())])
+            elif state["mode"] == "vmap":
+                found.append([torch.func.vmap(run)(torch.stack([x, x + 1]), torch.stack([y, y]))])
+            elif state["mode"] == "jvp":
+                found.append([*torch.func.jvp(run, (x, y), (torch.ones_like(x), torch.zeros_like(y)))])
+            else:
+                with torch.inference_mode() if state["mode"] == "inference" else torch.no_grad():
+                    found.append([run(x, y)])
+        known += bool(traces.of(module).calls)
+        assert len(found[0]) == len(found[1])
+        for a, b in zip(*found):
+            assert torch.equal(a, b) and a.requires_grad == b.requires_grad, state
+    assert known > 60
 
 
 def test_few_calls_are_remembered():

@@ -135,16 +135,31 @@ class _Forms:
         return [*zip(forms, kinds)] if len({id(t) for t in tensors}) == len(tensors) else None
 
 
-@functools.cache
 def _guards() -> type | None:
     """The comparison that compiled code makes of its inputs, in C++; None where it is gone, or is another."""
     try:
-        made: Any = torch._C._dynamo.guards.TensorGuards
-        x = torch.empty(2, 3)
-        check = made(x, dynamic_dims_sizes=[[2, 3]], dynamic_dims_strides=[[3, 1]]).check
-        others = [torch.empty(3, 2), x.mT, x.double(), x.to("meta"), torch.empty(2, 4)[:, 1:], nn.Parameter(x, False)]
-        with torch.enable_grad():
-            good = check(x) and not any([check(y) for y in (*others, x.clone().requires_grad_())])
-    except (AttributeError, TypeError, RuntimeError):
+        return _checked_guards()
+    except RuntimeError:  # under a transform no tensor may ask for gradients: it is looked at later
         return None
-    return made if good else None
+
+
+@functools.cache
+def _checked_guards() -> type | None:
+    with torch.inference_mode(False), torch.enable_grad():
+        x = torch.empty(2, 3, device="cpu")
+        wide, asking = torch.empty(2, 4, device="cpu")[:, 1:], x.clone().requires_grad_()
+        try:
+            made: Any = torch._C._dynamo.guards.TensorGuards
+            check = made(x, dynamic_dims_sizes=[[2, 3]], dynamic_dims_strides=[[3, 1]]).check
+            others = [
+                x.reshape(3, 2),
+                x.reshape(3, 2).mT,
+                wide,
+                x.double(),
+                x.to("meta"),
+                nn.Parameter(x, False),
+                asking,
+            ]
+            return made if check(x) and not any([check(y) for y in others]) else None
+        except (AttributeError, TypeError):
+            return None
