@@ -185,6 +185,27 @@ def test_symbolic_features_are_followed(followed):
     assert followed.constant == 0
 
 
+def test_symbols_that_are_known_are_numbers(followed):
+    """Under dynamic=True a size that was compared is a symbol of one value."""
+
+    class Power(tg.MessagePassing):
+        reducer = tg.sum()
+
+        def edge(self, src, dst, edge, power):
+            return self.reducer((src.x * dst.y) ** 2 if power == -3 else src.x)
+
+    module = Power()
+
+    def run(x, y, power):
+        if x.shape[1] != 2 or y.shape[1] != 2 or power != -3:
+            return x
+        return module(graph=tg.Graph.dense(len(x)), src={"x": x}, dst={"y": y}, power=power)
+
+    x, y = torch.randn(4, 2), torch.randn(4, 2)
+    close(torch.compile(run, backend="eager", fullgraph=True, dynamic=True)(x, y, -3), (x * y[:, None]).square().sum(1))
+    assert followed.constant == 1
+
+
 def test_errors_are_those_of_the_edge_function(followed):
     class Wrong(tg.MessagePassing):
         reducer = tg.sum()
@@ -217,6 +238,77 @@ def test_users_reducers_are_followed(followed):
     given = {"graph": GRAPH, "src": {"x": x}, "dst": {"y": torch.randn(3, 1, 3)}, "edge": {"w": torch.randn(4, 2, 3)}}
     close(torch.compile(module, backend="eager")(**given), module(**given))
     assert followed.constant == 0
+
+
+class Network(tg.MessagePassing):
+    reducer = tg.sum()
+
+    def __init__(self, **options):
+        super().__init__()
+        self.net = tg.nn.trace(nn.Sequential(nn.Linear(5, 4), nn.LeakyReLU(0.2), nn.Linear(4, 1)), **options)
+
+    def edge(self, src, dst, edge):
+        return self.reducer(self.net(src.x, edge.displacement) * edge.distance)
+
+
+def plain(module, graph, x):
+    """The same in torch, of the network as it is."""
+    positions = graph.positions
+    i, j = graph.to_mask().nonzero(as_tuple=True)
+    apart = positions[1][j] - positions[0][i]
+    messages = module.net.module(torch.cat([x[j], apart], -1)) * apart.norm(dim=-1, keepdim=True)
+    return torch.zeros(len(x), 1).index_add(0, i, messages)
+
+
+NETWORKS = {
+    "weights": (1, lambda net: [w.mul_(2.0) for w in net.parameters()]),
+    "a weight of its own": (1, lambda net: setattr(net[0], "weight", nn.Parameter(torch.randn(4, 5)))),
+    "a slope": (1, lambda net: setattr(net[1], "negative_slope", 0.5)),
+    "a layer": (2, lambda net: net.__setitem__(1, nn.Tanh())),
+    "one more layer": (2, lambda net: net.append(nn.Tanh())),
+    "no bias": (2, lambda net: setattr(net[0], "bias", None)),
+    "a wider layer": (2, lambda net: [net.__setitem__(0, nn.Linear(5, 7)), net.__setitem__(2, nn.Linear(7, 1))]),
+    "a hook": (1, lambda net: net[0].register_forward_hook(lambda module, x, out: out * 2)),
+    "a function of its own": (1, lambda net: setattr(net[1], "forward", lambda x: x * 3)),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_what_a_network_computes_is_guarded(name, followed):
+    constant, change = NETWORKS[name]
+    module, x = Network(), torch.randn(6, 2)
+    graph = tg.Graph.radius(torch.randn(6, 3), 2.5)
+    run = torch.compile(module, backend="eager", fullgraph=True)
+    close(run(graph=graph, src={"x": x}), plain(module, graph, x))
+    assert followed.constant == 1
+    with torch.no_grad():
+        change(module.net.module)
+    if name == "a hook":  # torch's compiler looks for hooks when it compiles alone
+        torch._dynamo.reset()
+    close(run(graph=graph, src={"x": x}), plain(module, graph, x))
+    assert followed.constant == constant
+
+
+@pytest.mark.parametrize("options", [{}, {"block_e": 32, "num_warps": 2}])
+def test_programs_with_networks_and_positions_are_those_that_dynamo_makes(options, monkeypatch):
+    torch.manual_seed(0)
+    module, x = Network(**options), torch.randn(6, 2)
+    positions, shift = torch.randn(6, 3).requires_grad_(), torch.eye(3) * 4
+    found = []
+    for graph in (tg.Graph.radius(positions, 2.5), tg.Graph.radius(positions, 1.5, cell=shift)):
+        for constant in (True, False):
+            torch._dynamo.reset()
+            with monkeypatch.context() as patch:
+                if not constant:
+                    patch.setattr(constant_traces, "reads_of", lambda *args: None)
+                backend = Texts()
+                out = torch.compile(module, backend=backend, fullgraph=True)(graph=graph, src={"x": x})
+            found.append((backend.texts, out, *torch.autograd.grad(out.sin().sum(), (positions, *module.parameters()))))
+    for a, b in (found[:2], found[2:]):
+        assert a[0] == b[0] and len(a[0]) == 1
+        for x, y in zip(a[1:], b[1:]):
+            assert torch.equal(x, y)
+    assert found[0][0] != found[2][0]
 
 
 @pytest.mark.parametrize("layer", [GATConv, GATv2Conv, TransformerConv])

@@ -75,5 +75,18 @@ def places(tracer: Tracer, src: dict, dst: dict, edge: dict, provided: dict, for
     return made
 
 
+def positions_of(dst: Tensor, src: Tensor, shift: Tensor | None, fields: dict[str, dict]) -> tuple:
+    """What a tracer keeps of a graph's positions: each tensor with a name that no field has."""
+    wanted = (("positions", "dst"), ("positions", "src"), ("shift", "edge"))
+    i, j, apart = [free_name(name, fields[place]) for name, place in wanted]
+    return (dst, i), (src, j), (shift, apart)
+
+
+def free_name(name: str, taken: dict) -> str:
+    while name in taken:
+        name = name + "_"
+    return name
+
+
 def forms_of(place: str, fields: dict[str, Tensor]) -> list[tuple]:
     return [(place, name, t.dtype, t.shape[1:], "") for name, t in fields.items()]

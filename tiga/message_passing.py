@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tiga import constant_traces, passes, prune, traces
 from tiga.errors import TigaError, TraceError
 from tiga.field_checks import check_fields, check_graph, named
-from tiga.fields import NUMBERED, PLACED, places
+from tiga.fields import NUMBERED, PLACED, places, positions_of
 from tiga.graph import Graph
 from tiga.ops.propagate import call as propagate
 from tiga.stages import Programs, Stage, programs
@@ -110,12 +110,7 @@ class MessagePassing(nn.Module):
         tracer = Tracer()
         tracer.home = home
         if positions is not None:
-            i, j = positions
-            tracer.positions = (
-                (i, free_name("positions", dst)),
-                (j, free_name("positions", src)),
-                (graph.shift, free_name("shift", edge)),
-            )
+            tracer.positions = positions_of(positions[0], positions[1], graph.shift, given)
             provided = PLACED
         fields = places(tracer, src, dst, edge, provided, forms)
         arguments = {name: uniform_argument(tracer, name, value) for name, value in uniform.items()}
@@ -326,9 +321,3 @@ def warn_unread(cls: type, ref: str) -> None:
     if (cls, ref) not in said_unread:
         said_unread.add((cls, ref))
         warnings.warn(f"{cls.__name__}: {named(ref)} was given and the edge function never uses it.", stacklevel=4)
-
-
-def free_name(name: str, taken: dict) -> str:
-    while name in taken:
-        name = name + "_"
-    return name
