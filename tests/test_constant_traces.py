@@ -233,6 +233,14 @@ def test_what_computes_while_it_is_traced_is_followed_or_refused(followed):
     assert followed.constant == 0
 
 
+def test_a_compiler_that_knows_no_mark_follows(followed, monkeypatch):
+    for name in ("_edge_reads_of", "_constant_trace"):
+        monkeypatch.delattr(getattr(tg.MessagePassing, name), "_dynamo_marked_constant")
+    module, given = Scaled(), call()
+    close(torch.compile(module, backend="eager", fullgraph=True)(**given), module(**given))
+    assert followed.constant == 0
+
+
 def test_users_reducers_are_followed(followed):
     module, x = Own(), torch.randn(3, 2, 1)
     given = {"graph": GRAPH, "src": {"x": x}, "dst": {"y": torch.randn(3, 1, 3)}, "edge": {"w": torch.randn(4, 2, 3)}}

@@ -132,7 +132,8 @@ class MessagePassing(nn.Module):
 
     @constant_traces.constant
     def _edge_reads_of(self, fields: tuple[str, ...]) -> Any:
-        return constant_traces.reads_of(self, fields)
+        # a Dynamo that follows this one, for it knows the mark no more, is to follow the edge function too
+        return None if torch.compiler.is_dynamo_compiling() else constant_traces.reads_of(self, fields)
 
     @constant_traces.constant
     def _constant_trace(self, *words: Any) -> Any:
