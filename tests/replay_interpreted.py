@@ -240,6 +240,8 @@ def test_what_is_wrong_is_still_refused(launched):
         (short, call.ints, [0.5]),
         (call.tensors, [9, 9], [0.5]),
         (call.tensors, call.ints, []),
+        (call.tensors[:-1], call.ints, [0.5]),
+        ([*call.tensors, q], call.ints, [0.5]),
     ):
         with pytest.raises(tg.TigaError):
             torch.ops.tiga.propagate(call.program, tensors, ints, scalars)

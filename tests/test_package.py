@@ -21,7 +21,7 @@ COMMANDS = [
 ]
 # When loaded, a module imports from its own row and the rows above it; the package's __init__ stands below them all.
 ROWS = [
-    {"errors", "passes", "dispatch"},
+    {"errors", "passes", "dispatch", "alike"},
     {"types", "relations", "preparation", "prune", "graph_checks", "graph_inputs"},
     {"rules", "primitives", "reducers", "layouts", "ranges", "neighbours", "periodic", "graph_algebra", "graph_tree"},
     {"program", "infer", "parser", "graph_build", "density"},

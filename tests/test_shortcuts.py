@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import tiga as tg
-from tiga import dispatch, traces
+from tiga import alike, traces
 from tiga.nn import GATv2Conv
 from tiga.ops import propagate
 
@@ -246,6 +246,18 @@ def test_what_is_wrong_is_refused_as_ever():
         module(**call)
 
 
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_known_call_of_the_operator_with_other_tensors_is_refused(asks):
+    x, y = fields()["src"]["x"].requires_grad_(asks), fields()["dst"]["y"]
+    call = Other().lower(GRAPH, src={"x": x}, dst={"y": y}, scale=2.0, power=None)
+    run = torch.ops.tiga.propagate
+    for _ in range(3):
+        run(*call)
+    for tensors in (call.tensors[:-1], [*call.tensors, x], [x[:2], *call.tensors[1:]]):
+        with pytest.raises(tg.TigaError):
+            run(call.program, tensors, call.ints, call.scalars)
+
+
 def test_edges_that_are_counted_are_counted_again():
     class Biased(tg.MessagePassing):
         reducer = tg.sum()
@@ -312,10 +324,16 @@ def test_graphs_that_change_leave_no_code():
 
 
 def test_layers_know_their_calls():
-    layer, x = GATv2Conv(3, 2, heads=2), torch.randn(3, 3)
-    want = layer(x, GRAPH)
-    for _ in range(4):
-        close(layer(x, GRAPH), want)
+    layer, draw = GATv2Conv(3, 2, heads=2), lambda: torch.randn(3, 3)
+    for _ in range(3):
+        layer(draw(), GRAPH)
+    known = [m for m in layer.modules() if isinstance(m, tg.MessagePassing) and traces.of(m).calls]
+    assert len(known) == 1
+    answers, x = asked(known[0]), draw()
+    fresh = GATv2Conv(3, 2, heads=2)
+    fresh.load_state_dict(layer.state_dict())
+    close(layer(x, GRAPH), fresh(x, GRAPH))
+    assert answers == [True]
 
 
 # Tensors that are alike.
@@ -325,15 +343,15 @@ def test_layers_know_their_calls():
 def comparison(request, monkeypatch):
     """As torch's compiler compares, and as tiga does where that is gone."""
     if request.param == "own":
-        monkeypatch.setattr(dispatch, "_guards", lambda: None)
+        monkeypatch.setattr(alike, "_guards", lambda: None)
     else:
-        assert dispatch._guards() is torch._C._dynamo.guards.TensorGuards
+        assert alike._guards() is torch._C._dynamo.guards.TensorGuards
 
 
 def test_the_comparison_is_looked_at_wherever_it_is_first_asked_for():
     def found():
-        dispatch._checked_guards.cache_clear()
-        return dispatch._guards()
+        alike._checked_guards.cache_clear()
+        return alike._guards()
 
     want = torch._C._dynamo.guards.TensorGuards
     with torch.inference_mode():
@@ -342,12 +360,12 @@ def test_the_comparison_is_looked_at_wherever_it_is_first_asked_for():
         assert found() is want
     seen = []
     torch.func.vmap(lambda x: seen.append(found()) or x)(torch.randn(2))
-    assert seen[0] in (want, None) and dispatch._guards() is want
+    assert seen[0] in (want, None) and alike._guards() is want
 
 
 def test_forms_are_told_apart(comparison):
     x, y = torch.randn(2, 3), torch.randn(3)
-    like = dispatch.like([x, y])
+    like = alike.like([x, y])
     assert like(torch.randn(2, 3), torch.randn(3))
     for a, b in (
         (x[:1], y),
@@ -368,14 +386,14 @@ def test_forms_are_told_apart(comparison):
 
 def test_tensors_given_twice_are_told(comparison):
     x, y = torch.randn(3), torch.randn(3)
-    twice, apart = dispatch.like([x, x, y]), dispatch.like([x, y, torch.randn(3)])
+    twice, apart = alike.like([x, x, y]), alike.like([x, y, torch.randn(3)])
     assert twice(y, y, x) and not twice(x, y, y) and not twice(x, y, x)
     assert apart(y, x, torch.randn(3)) and not apart(x, x, y)
 
 
 def test_no_tensor_is_held(comparison):
     x = torch.randn(3)
-    like, held = dispatch.like([x]), weakref.ref(x)
+    like, held = alike.like([x]), weakref.ref(x)
     del x
     gc.collect()
     assert held() is None and like(torch.randn(3))
@@ -383,7 +401,7 @@ def test_no_tensor_is_held(comparison):
 
 def test_what_a_transform_gives_is_told(comparison):
     x, answers = torch.randn(3), []
-    like = dispatch.like([x])
+    like = alike.like([x])
     run = lambda x: answers.append(like(x)) or x.sum()
     torch.func.vmap(run)(torch.randn(2, 3))
     torch.func.grad(run)(torch.randn(3))
@@ -415,7 +433,7 @@ def test_random_calls_of_one_module_are_those_of_a_new_one(seed, monkeypatch):
     torch.manual_seed(seed)
     module, graphs = Other(), [GRAPH, tg.Graph.from_edge_index([[0, 0, 1, 2], [2, 1, 0, 0]], 3, 3), tg.Graph.dense(3)]
     state = {name: values[0] for name, values in CHANGES.items()}
-    known, met = 0, dispatch.Recent(most=4096, each=4)
+    known, met = 0, alike.Recent(most=4096, each=4)
     for step in range(120):
         if step % 3 == 0:
             name = draw.choice([*CHANGES])
@@ -436,7 +454,7 @@ def test_random_calls_of_one_module_are_those_of_a_new_one(seed, monkeypatch):
         fresh = Other()
         fresh.weight, fresh.shift, fresh.reducer = module.weight, module.shift, module.reducer
         for m in (module, fresh):
-            monkeypatch.setattr(propagate, "KNOWN", met if m is module else dispatch.Recent(most=9, each=1))
+            monkeypatch.setattr(propagate, "KNOWN", met if m is module else alike.Recent(most=9, each=1))
             run = lambda x, y, m=m: m(
                 graph=graphs[state["graph"]], src={"x": x}, dst={"y": y}, scale=state["scale"], power=state["power"]
             )
@@ -459,7 +477,7 @@ def test_random_calls_of_one_module_are_those_of_a_new_one(seed, monkeypatch):
 
 
 def test_few_calls_are_remembered():
-    recent = dispatch.Recent(most=2, each=2)
+    recent = alike.Recent(most=2, each=2)
     for key, call in (("a", 1), ("a", 2), ("a", 3), ("b", 4)):
         recent.add((key,), call)
     assert recent.calls() == [3, 2, 4]

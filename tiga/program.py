@@ -186,6 +186,11 @@ def read_number(word: str) -> int | float | None:
     return None
 
 
+def literal_type(word: str) -> Type:
+    """The type of a literal: a Python number, of its partner's dtype."""
+    return Type("shared", "i64" if isinstance(read_number(word), int) else "f64", (), True)
+
+
 def _phases(p: Program) -> dict[str, int]:
     """When each value is known; refuses what one pass over the edges cannot compute."""
     phase: dict[str, int] = {o.ref: 0 if o.place in ("src", "shared") else 1 for o in p.operands}

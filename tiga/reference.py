@@ -18,7 +18,7 @@ from tiga import passes
 from tiga.infer import body_types
 from tiga.layouts import Far, Product
 from tiga.primitives import PRIMITIVES, _hash_uniform
-from tiga.program import Function, Line, Program, evaluate_size, read_number
+from tiga.program import Function, Line, Program, evaluate_size, literal_type, read_number
 from tiga.ranges import layouts
 from tiga.reducers import REDUCERS
 from tiga.reference_ops import SHAPED, align, cast, fold_rows, gather
@@ -280,7 +280,7 @@ class Run:
         types = [self.p.types.get(a) for a in line.args]
         dtype = out.dtype
         if dtype == "bool" and line.op not in ("and", "or", "xor", "not"):
-            dtype, _ = promote(tuple([t or _literal_type(a) for a, t in zip(line.args, types)]))
+            dtype, _ = promote(tuple([t or literal_type(a) for a, t in zip(line.args, types)]))
         wide = DTYPES[compute_dtype(dtype)]
         args: list[Any] = []
         for k, (ref, t) in enumerate(zip(line.args, types)):
@@ -382,7 +382,7 @@ class _Body(Run):
         self.lazy = self.shape_only = frozenset()
         self.fields, self.layout = {}, layout
         self.states = int(line.attrs[2])
-        given = [run.p.types.get(a) or _literal_type(a) for a in line.args]
+        given = [run.p.types.get(a) or literal_type(a) for a in line.args]
         begin = [Type("edge", run.p.types[o].dtype, run.p.types[o].sizes) for o in line.outs[: self.states]]
         strong = [
             Type("edge", "f32" if t.weak and t.dtype == "f64" else t.dtype, t.sizes) for t in given[self.states :]
@@ -405,7 +405,3 @@ class _Body(Run):
                 .expand(rows, *sizes)
             )
         return out[: self.states], out[self.states :]
-
-
-def _literal_type(word: str) -> Type:
-    return Type("shared", "i64" if isinstance(read_number(word), int) else "f64", (), True)

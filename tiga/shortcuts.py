@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from tiga import dispatch
+from tiga import alike, dispatch
 from tiga.networks import HOOKS, NETWORKS
 from tiga.reducer import Max, Mean, Min, OnlineSoftmaxReducer, Sum
 
@@ -125,7 +125,7 @@ class Writer:
         tensors, of_module = [x for _, x in self.tensors], [text for text, _ in self.tensors[self.fields :]]
         if not self.good or not tensors or not dispatch.is_plain(tensors):
             return None
-        self.refuse(f"not {self.constant(dispatch.like(tensors))}({', '.join([text for text, _ in self.tensors])})")
+        self.refuse(f"not {self.constant(alike.like(tensors))}({', '.join([text for text, _ in self.tensors])})")
         text = lambda place, name: of_module[name] if place == "module" else f"{place}[{name!r}]"
         operands = "".join([f"({text(*word)},), " for word in known.operands])
         scalars = "".join([f"({name!r}, {text('uniform', name)}), " for name in known.scalars])

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tiga.codegen.lines_cpp import CPP, Array, Scope
+from tiga.codegen.lines_cpp import CPP
 from tiga.codegen.roots_cpp import Roots
 from tiga.codegen.rows import Refused
+from tiga.codegen.words_cpp import Array, Scope
 from tiga.program import Line
 from tiga.types import compute_dtype
 

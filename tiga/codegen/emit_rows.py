@@ -11,9 +11,9 @@ import re
 from dataclasses import dataclass
 
 from tiga.codegen.columns_rows import Columns
-from tiga.codegen.lines_rows import TRITON, Value, literal_type
+from tiga.codegen.lines_rows import TRITON, Value
 from tiga.codegen.rows import Analysis, Pass, Refused
-from tiga.program import Line
+from tiga.program import Line, literal_type
 from tiga.types import Type, compute_dtype
 
 HEAD = "import triton\nimport triton.language as tl\n"

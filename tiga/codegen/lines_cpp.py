@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 from tiga.codegen.rows import Analysis, Pass, Refused, folded_args, read_args
+from tiga.codegen.words_cpp import Array, Scope, literal, plain, power
 from tiga.primitives import PRIMITIVES
-from tiga.program import Line, evaluate_size, read_number
-from tiga.types import Type, promote
+from tiga.program import Line, evaluate_size, literal_type, read_number
+from tiga.types import promote
 
 # fmt: off
 CPP = {"bool": "bool", "u8": "uint8_t", "i8": "int8_t", "i16": "int16_t", "i32": "int32_t", "i64": "i64",
@@ -42,24 +43,6 @@ MOVES = {"part", "slice", "unslice", "reshape", "reshape_like", "rand"}
 ROOTS = {"sum", "amax", "amin", "linear", "cat", "gather"}
 NARROW = 8
 """Features up to which a value's edges lie beside each other in memory, so that vectors hold edges."""
-
-
-class Array(NamedTuple):
-    """name[...] of a value with `lead` leading dimensions; steps: of each feature dimension, width: of all."""
-
-    name: str
-    dtype: str
-    lead: int
-    steps: tuple[int, ...]
-    width: int
-
-
-class Scope:
-    """The innermost body of a loop: statements, and what is known there."""
-
-    def __init__(self) -> None:
-        self.rows: list[str] = []
-        self.known: dict[tuple, str] = {}
 
 
 class Lines:
@@ -387,32 +370,3 @@ class Lines:
     def filled(self, array: Array, start: str) -> list[str]:
         """Every row's features set to a number."""
         raise NotImplementedError
-
-
-def plain(text: str) -> str:
-    return text if text.isidentifier() else f"({text})"
-
-
-def literal(word: str) -> str:
-    number = read_number(word)
-    if isinstance(number, int):
-        return f"i64({number})"
-    assert number is not None
-    if number != number:
-        return "std::numeric_limits<double>::quiet_NaN()"
-    if math.isinf(number):
-        return ("-" if number < 0 else "") + "std::numeric_limits<double>::infinity()"
-    return float.hex(number)
-
-
-def literal_type(word: str) -> Type:
-    return Type("shared", "i64" if isinstance(read_number(word), int) else "f64", (), True)
-
-
-def power(args: list[str], exponent: str) -> str:
-    """Powers that are products, or roots."""
-    number = read_number(exponent)
-    x = plain(args[0])
-    if number is not None and number == int(number) and 1 <= number <= 4:
-        return " * ".join([x] * int(number))
-    return {0.5: f"std::sqrt({x})", -1.0: f"1 / {x}", -2.0: f"1 / ({x} * {x})"}.get(number, "") if number else ""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from tiga.codegen.rows import Analysis, Pass, Refused
 from tiga.codegen.values import TRITON
 from tiga.primitives import PRIMITIVES
-from tiga.program import Line, read_number
+from tiga.program import Line, literal_type, read_number
 from tiga.types import Type, compute_dtype, promote
 
 QUIET = frozenset(["add", "sub", "mul", "neg", "where", "maximum", "minimum", "abs", "tanh", "sigmoid"])
@@ -380,10 +380,6 @@ def literal_text(number: int | float) -> str:
 
 def is_literal(text: str) -> bool:
     return text[:1] in "-0123456789" or text[:5] == "float"
-
-
-def literal_type(word: str) -> Type:
-    return Type("shared", "i64" if isinstance(read_number(word), int) else "f64", (), True)
 
 
 def power_text(args: list[str], line: Line) -> str:

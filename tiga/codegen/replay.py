@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tiga import dispatch, passes
+from tiga import alike, passes
 from tiga.codegen import tuning
 from tiga.codegen.kernels import float32_setting, hooked
 from tiga.codegen.tape import Launch, Operation, Part, Tape, Word
 
-KEPT = dispatch.Recent(most=4096, each=8)
+KEPT = alike.Recent(most=4096, each=8)
 """Calls that were met, by program and numbers."""
 
 _ALIGNED = 256  # bytes, at least what memory of torch's own is aligned to and kernels are specialised on
@@ -55,9 +55,9 @@ class Met:
             self.recipe = Recipe(program, tape)
 
 
-def _key(program: str, ints: Sequence[int], scalars: Sequence[float]) -> tuple:
+def _key(program: str, tensors: Sequence[Tensor], ints: Sequence[int], scalars: Sequence[float]) -> tuple:
     """All that decides a call's checks and launches, but the device's state, and what the tensors are."""
-    return (program, float32_setting(), len(scalars), *ints)
+    return (program, float32_setting(), len(tensors), len(scalars), *ints)
 
 
 def again(
@@ -65,7 +65,7 @@ def again(
 ) -> list[Tensor] | None:
     """The outputs of a call that has a recipe, below autograd; None while plans are timed, or a profiler is told of
     launches."""
-    for met in KEPT.get(_key(program, ints, scalars), ()):
+    for met in KEPT.get(_key(program, tensors, ints, scalars), ()):
         recipe = met.recipe
         if recipe is not None and met.like(*tensors) and not tuning.asked() and not hooked():
             outputs = recipe(tensors, scalars)
@@ -77,12 +77,12 @@ def again(
 
 def meet(program: str, tensors: Sequence[Tensor], ints: Sequence[int], scalars: Sequence[float]) -> Met:
     """The call, met once or twice."""
-    key, low = _key(program, ints, scalars), [t.data_ptr() & 15 for t in tensors]
+    key, low = _key(program, tensors, ints, scalars), [t.data_ptr() & 15 for t in tensors]
     for met in KEPT.get(key, ()):
         if met.low == low and met.like(*tensors):
             met.twice = True
             return met
-    met = Met(dispatch.like(tensors), low)
+    met = Met(alike.like(tensors), low)
     KEPT.add(key, met)
     return met
 

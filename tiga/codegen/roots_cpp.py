@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tiga.codegen.lines_cpp import CPP, Array, Lines, Scope
+from tiga.codegen.lines_cpp import CPP, Lines
 from tiga.codegen.rows import read_args
+from tiga.codegen.words_cpp import Array, Scope
 from tiga.program import Line
 
 

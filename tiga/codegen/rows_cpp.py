@@ -6,9 +6,10 @@ import math
 from typing import Any
 
 from tiga.codegen.emit_cpp import HEAD, PARALLEL, Frame, Source, State, Sum
-from tiga.codegen.lines_cpp import CPP, NARROW, Array, Scope
+from tiga.codegen.lines_cpp import CPP, NARROW
 from tiga.codegen.roots_cpp import indented
 from tiga.codegen.rows import Refused
+from tiga.codegen.words_cpp import Array, Scope
 from tiga.program import Line
 from tiga.types import DTYPES
 

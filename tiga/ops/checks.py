@@ -216,3 +216,15 @@ def _rows(p: Program, place: str, tensors: Sequence[Tensor], ints: Sequence[Any]
             return torch.library.get_ctx().new_dynamic_size()
         return relations.num_edges(p.kind, tuple(ints), relation)
     return ints[(0 if place == "dst" else 1) ^ int(p.reverse)]
+
+
+def check_edges(p: Program, tensors: Sequence[Tensor], ints: Sequence[int]) -> None:
+    """Rows of edge fields, also where the number of edges must be counted."""
+    if any([x < 0 for x in ints[:2]]):
+        raise TigaError(f"a graph of {ints[0]} destinations and {ints[1]} sources; sizes are not negative.")
+    fields = [(o, t) for o, t in zip(p.operands, tensors) if o.place == "edge"]
+    if fields:
+        wanted = relations.num_edges(p.kind, tuple(ints), tuple(tensors[len(p.operands) :]))
+        for o, t in fields:
+            if t.shape[0] != wanted:
+                raise TigaError(f"edge field {o.name!r} has {t.shape[0]} rows, but the graph has {wanted} edges.")

@@ -20,7 +20,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 from torch.autograd.function import _SingleLevelFunction
 
-from tiga import dispatch, passes, prune, relations
+from tiga import alike, dispatch, passes, prune
 from tiga.adjoint import adjoint, augment
 from tiga.codegen import replay
 from tiga.derivation import Derived, saved_outputs
@@ -29,7 +29,7 @@ from tiga.layouts import BUDGET
 from tiga.ops import sharding
 from tiga.ops.autocast import autocast
 from tiga.ops.batch import batched, sample_dims
-from tiga.ops.checks import allocate, check, check_relation
+from tiga.ops.checks import allocate, check, check_edges, check_relation
 from tiga.ops.library import LIB, outside_dynamo
 from tiga.parser import parse
 from tiga.preparation import KERNEL_DEVICES
@@ -56,7 +56,7 @@ def composite(program: str, tensors: list[Tensor], ints: list[int], scalars: lis
     p = parse(program)
     sizes = check(p, tensors, ints, scalars)
     check_relation(p, tensors[len(p.operands) :], ints)
-    _check_edges(p, tensors, ints)
+    check_edges(p, tensors, ints)
     outputs = allocate(p, tensors, ints, sizes)
     if p.pruned:
         prune.refuse(p.pruned, None, device, p.kind)
@@ -95,18 +95,6 @@ def _repeats(p: Program, ints: Sequence[int]) -> bool:
     counted = p.kind in ("blocks", "intervals") and ints[2] < 0
     places = [o.place for o in p.operands] + [p.types[ref].place for ref in p.returns]
     return not p.pruned and not (counted and "edge" in places)
-
-
-def _check_edges(p: Program, tensors: Sequence[Tensor], ints: Sequence[int]) -> None:
-    """Rows of edge fields, also where the number of edges must be counted."""
-    if any([x < 0 for x in ints[:2]]):
-        raise TigaError(f"a graph of {ints[0]} destinations and {ints[1]} sources; sizes are not negative.")
-    fields = [(o, t) for o, t in zip(p.operands, tensors) if o.place == "edge"]
-    if fields:
-        wanted = relations.num_edges(p.kind, tuple(ints), tuple(tensors[len(p.operands) :]))
-        for o, t in fields:
-            if t.shape[0] != wanted:
-                raise TigaError(f"edge field {o.name!r} has {t.shape[0]} rows, but the graph has {wanted} edges.")
 
 
 _warned: set[str] = set()
@@ -294,7 +282,7 @@ def recorded(run: Callable, program: str, tensors: list[Tensor], ints: list[int]
     return list(outputs[: len(parse(program).returns)])
 
 
-KNOWN = dispatch.Recent(most=4096, each=4)
+KNOWN = alike.Recent(most=4096, each=4)
 """Calls that autograd alone looks at: how to know them, and whether it does."""
 
 
@@ -321,7 +309,7 @@ def _plain(program: str, tensors: list[Tensor], ints: list[int], scalars: list[f
     outputs, grad = differentiable(composite, program, tensors, ints, scalars), torch.is_grad_enabled()
     if (grad or not replay.KEPT) and dispatch.is_bare():
         moving = grad and any([t.requires_grad for t in tensors])
-        KNOWN.add((program, grad, len(tensors), *ints), (dispatch.like(tensors), moving))
+        KNOWN.add((program, grad, len(tensors), *ints), (alike.like(tensors), moving))
     return outputs
 
 
