@@ -132,8 +132,12 @@ class MessagePassing(nn.Module):
 
     @constant_traces.constant
     def _edge_reads_of(self, fields: tuple[str, ...]) -> Any:
-        # a Dynamo that follows this one, for it knows the mark no more, is to follow the edge function too
-        return None if torch.compiler.is_dynamo_compiling() else constant_traces.reads_of(self, fields)
+        if torch.compiler.is_dynamo_compiling():
+            return None  # a Dynamo that follows this, for it knows the mark no more, is to follow the edge function too
+        found = constant_traces.reads_of(self, fields)
+        if found is None:
+            passes.LOG.debug("%s.edge does more than Dynamo could guard: it is followed", type(self).__name__)
+        return found
 
     @constant_traces.constant
     def _constant_trace(self, *words: Any) -> Any:

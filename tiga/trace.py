@@ -270,6 +270,7 @@ class Tracer(Builder):
         return self.numbered(torch.ones((), dtype=torch.float64, device=self.home) * x, name)
 
     def numbered(self, t: Tensor, name: str) -> Sym:
+        """The same of the tensor, a float64 scalar."""
         return self.operand(t, "shared", name, "number")
 
     def scalar(self, name: str, value: float) -> Sym:
