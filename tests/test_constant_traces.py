@@ -235,6 +235,23 @@ def test_what_computes_while_it_is_traced_is_followed_or_refused(followed):
     assert followed.constant == 0
 
 
+def test_modules_made_while_compiling_are_followed(followed):
+    class Power(tg.MessagePassing):
+        def __init__(self, power):
+            super().__init__()
+            self.reducer, self.power = tg.sum(), power
+
+        def edge(self, src, dst, edge):
+            return self.reducer(src.x**self.power)
+
+    backend = Texts()
+    run = torch.compile(lambda x: Power(2)(graph=tg.Graph.dense(len(x)), src={"x": x}), backend=backend, fullgraph=True)
+    for rows in (4, 5, 6, 9):
+        x = torch.randn(rows, 2)
+        close(run(x), x.square().sum(0).expand(rows, 2))
+    assert backend.frames == 2 and followed.constant == 0
+
+
 def test_a_compiler_that_knows_no_mark_follows(followed, monkeypatch):
     for name in ("_edge_reads_of", "_constant_trace"):
         monkeypatch.delattr(getattr(tg.MessagePassing, name), "_dynamo_marked_constant")

@@ -34,6 +34,8 @@ _FUNCTIONS = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, t
 
 def constant_trace(module: Any, graph: Any, forms: tuple, home: torch.device, given: dict[str, dict]) -> Any:
     """The trace of a call, its tensors and its numbers; None where the compiler is to follow the edge function."""
+    if module._made_while_compiling:
+        return None
     try:
         scope = module.edge.__func__.__globals__  # of another function Dynamo sees that it is another
     except AttributeError:

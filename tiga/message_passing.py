@@ -47,6 +47,13 @@ class MessagePassing(nn.Module):
     TraceError, quoting the line, for what cannot be traced.
     """
 
+    _made_while_compiling = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if torch.compiler.is_dynamo_compiling():
+            self._made_while_compiling = True  # there is no object yet that could be called outside
+
     # *args and **kwargs of Any together let a type checker take any signature of a subclass
     def edge(self, src: Any, dst: Any, edge: Any, *args: Any, **kwargs: Any) -> Any:
         raise TigaError(f"{type(self).__name__} has no edge function. Define edge(self, src, dst, edge, ...).")
