@@ -110,8 +110,15 @@ def packed(n):
     return tg.Graph.cu_seqlens([0, n // 3, n // 2, n]).to(DEVICE)
 
 
-def test_sizes_make_no_other_kernel(monkeypatch):
-    """Neither source nor machine code is made for other numbers of rows, nor for other boundaries, of one skeleton."""
+@pytest.mark.parametrize(
+    "first, others",
+    [
+        (300, (301, 304, 511, 512, 1000)),
+        pytest.param(2000, (2001, 2016, 2040), id="sources in parts"),
+    ],
+)
+def test_sizes_make_no_other_kernel(monkeypatch, first, others):
+    """Neither source nor machine code is made for other numbers of rows, nor for other boundaries, of one plan."""
     from triton import knobs
 
     draw = lambda n: torch.randn(n, 2, 64, device=DEVICE, dtype=torch.float16).requires_grad_()
@@ -122,11 +129,11 @@ def test_sizes_make_no_other_kernel(monkeypatch):
             out = Attention()(graph=make(n), src={"key": k, "value": v}, dst={"query": q}, scale=0.125)
             torch.autograd.grad(out.float().square().sum(), (q, k, v))
 
-    run(300)
+    run(first)
     compiled = []
     monkeypatch.setattr(knobs.compilation, "listener", lambda **of: compiled.append(of["metadata"]["name"]))
     written = passes.COUNTS["emit-tiles"]
-    for n in (301, 304, 511, 512, 1000, 4000):
+    for n in others:
         run(n)
     assert passes.COUNTS["emit-tiles"] == written and compiled == []
 

@@ -29,6 +29,7 @@ ROWS = [
     {
         "field_checks",
         "derivation",
+        "kept_sums",
         "adjoint",
         "tangent",
         "symbols",

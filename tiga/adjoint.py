@@ -13,6 +13,7 @@ from tiga import passes
 from tiga.builder import Value
 from tiga.derivation import Derivation, Derived, folded, saved_dtype, saved_outputs
 from tiga.infer import body_types
+from tiga.kept_sums import FOLD, KeptSums
 from tiga.parser import parse
 from tiga.primitives import PRIMITIVES
 from tiga.program import Function, Line, Operand, Program, read_number, to_text
@@ -27,10 +28,31 @@ _LAZY = ("sum", "unsqueeze", "squeeze", "permute", "to", "spread", "expand_like"
 def augment(text: str) -> str:
     """The program that also returns what its derivatives read: results of folds (`saved_dtype`)."""
     passes.ran("augment")
+    own = tuple([k for k, r in enumerate(parse(text).returns) if parse(text).types[r].floating])
+    return _grown(_with_kept_sums(_grown(text), own))
+
+
+def _grown(text: str) -> str:
     grown = _augment_once(text)
     while grown != text:  # a result returned may get a gradient, and that may read another
         text, grown = grown, _augment_once(grown)
     return text
+
+
+def _with_kept_sums(text: str, given: tuple[int, ...]) -> str:
+    """The program that also returns sums by which no gradient of its results visits a row's edges again, if it can.
+
+    On a list of edges, where a visit costs as much as all that is read there.
+    """
+    p = parse(text)
+    if p.kind != "csr" or not any([line.op == "reduce" and line.attrs == FOLD for line in p.lines]):
+        return text
+    everything = tuple([i for i, o in enumerate(p.operands) if p.types[o.ref].floating])
+    trial = _Adjoint(p, everything, given, saved_outputs(p), more=True)
+    left = [line for line in parse(trial.derive().text).lines if line.op in ("reduce", "scan")]
+    if trial.kept is None or not trial.kept.wished or any([x.op == "scan" or x.attrs[0] == "dst" for x in left]):
+        return text
+    return to_text(trial.kept.extended())
 
 
 def _augment_once(text: str) -> str:
@@ -66,8 +88,14 @@ def adjoint(text: str, wanted: tuple[int, ...], given: tuple[int, ...]) -> Deriv
 
 
 class _Adjoint(Derivation):
-    def __init__(self, p: Program, wanted: tuple[int, ...], given: tuple[int, ...], saved: dict[str, int]) -> None:
+    """more: as tiga.kept_sums says."""
+
+    def __init__(
+        self, p: Program, wanted: tuple[int, ...], given: tuple[int, ...], saved: dict[str, int], more: bool = False
+    ) -> None:
         super().__init__(p, saved)
+        self.more = more
+        self.kept: KeptSums | None = None
         self.wanted, self.given = wanted, given
         self.cotangents: dict[str, list[Value]] = {}  # by the word of the primal value
         self.active: set[str] = {p.operands[i].ref for i in wanted}
@@ -77,10 +105,15 @@ class _Adjoint(Derivation):
 
     def derive(self) -> Derived:
         self.replay()
+        grads = []
         for k in self.given:
             ref = self.p.returns[k]
             t = self.p.types[ref]
-            self.add(ref, self.new_operand("grad", t.place, t.dtype, t.sizes, ("extra", k)))
+            grads.append(self.new_operand("grad", t.place, t.dtype, t.sizes, ("extra", k)))
+            self.add(ref, grads[-1])
+        scores = [line.args[0] for line in self.p.lines if line.op == "reduce" and line.attrs == FOLD]
+        if self.more or len(set(scores)) < len(scores):
+            self.kept = KeptSums(self, grads, self.more)
         for line in reversed(self.p.lines):
             if any(o in self.cotangents for o in line.outs):
                 (
@@ -108,17 +141,22 @@ class _Adjoint(Derivation):
             if c.type.place in (place, "shared") or place == "edge":
                 home = c if home is None else home + c
             elif self.is_contraction(c, place):
-                part = self.builder.fold_edges(place, c)
+                part = self.fold_edges(place, c)
                 home = part if home is None else home + part
             else:
                 held = at.get(c.type.place)
                 at[c.type.place] = c if held is None else held + c
         for c in at.values():
             if place == "shared" and c.type.place == "edge":
-                c = self.builder.fold_edges("dst", c)  # a row first: then no edge value outlives its tile
-            part = self.builder.fold_edges(place, c)
+                c = self.fold_edges("dst", c)  # a row first: then no edge value outlives its tile
+            part = self.fold_edges(place, c)
             home = part if home is None else home + part
         return home
+
+    def fold_edges(self, place: str, c: Value) -> Value:
+        """The sum of a cotangent home, of sums that forward kept where it follows from them."""
+        found = self.kept.home(c) if self.kept is not None and (place, c.type.place) == ("dst", "edge") else None
+        return self.builder.fold_edges(place, c) if found is None else found
 
     def full_rank(self, c: Value, like: Value) -> Value:
         while len(c.type.sizes) < len(like.type.sizes):
@@ -163,7 +201,7 @@ class _Adjoint(Derivation):
             if row.elementwise or line.op == "expand_like":
                 c = self.full_rank(c, out)
                 if x.type.place in ("src", "dst") and c.type.place == "edge" and self.narrower(x, out):
-                    c = self.builder.fold_edges(x.type.place, c)  # edges first: what is left is work on nodes
+                    c = self.fold_edges(x.type.place, c)  # edges first: what is left is work on nodes
                 c = self.builder.fold(c, out, x)
             self.add(ref, c)
 
@@ -188,7 +226,7 @@ class _Adjoint(Derivation):
                 c = c.emit("spread", rows)
             x = self.values[ref]
             if place != "shared" and self.narrower(x, c):
-                c = self.builder.fold(self.builder.fold_edges(own, c) if own in ("src", "dst") else c, c, x)
+                c = self.builder.fold(self.fold_edges(own, c) if own in ("src", "dst") else c, c, x)
             self.add(ref, c)
 
     def scan_line(self, line: Line) -> None:

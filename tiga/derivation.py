@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tiga.builder import Builder, Value
-from tiga.program import Operand, Program, prune, read_number, to_text
+from tiga.program import Line, Operand, Program, prune, read_number, to_text
 from tiga.types import Type, is_one
 
 
@@ -60,6 +60,11 @@ def saved_dtype(p: Program, ref: str) -> str:
     return "f32" if t in ("f16", "bf16") and (p.kind == "csr" or ref not in p.returns) else t
 
 
+def is_lse(line: Line, ref: str) -> bool:
+    """Whether a fold's result follows from scores alone."""
+    return line.attrs[1] == "softmax" and ref == line.outs[1]
+
+
 def fresh(stem: str, taken: set[str]) -> str:
     """An operand name that is not taken yet."""
     number = 0
@@ -96,10 +101,14 @@ class Derivation:
         return number if number is not None else self.values[ref]
 
     def replay(self) -> None:
+        lse: dict[tuple, Value] = {}  # of softmax by what it follows from: the scores, whatever is weighted
         for line in self.p.lines:
             if line.op == "reduce":
                 for o in line.outs:
-                    self.values[o] = self.saved_value(o)
+                    known = lse.get((line.attrs, line.args[0])) if is_lse(line, o) else None
+                    self.values[o] = self.saved_value(o) if known is None else known
+                    if is_lse(line, o):
+                        lse[line.attrs, line.args[0]] = self.values[o]
             elif line.op == "scan":
                 states = int(line.attrs[2])
                 again = self.builder.scan(

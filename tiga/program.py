@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -252,21 +253,22 @@ def prune(p: Program, returns: tuple[str, ...]) -> Program:
         if any(o in live for o in line.outs):
             kept.append(line)
             live.update(line.args)
-    names: dict[str, str] = {}
-    for line in reversed(kept):
-        for o in line.outs:
-            names[o] = "%" + str(len(names))
-    lines = tuple(
-        [
-            Line(tuple([names[o] for o in line.outs]), line.op, tuple([names.get(a, a) for a in line.args]), line.attrs)
-            for line in reversed(kept)
-        ]
-    )
+    lines, names = numbered(kept[::-1])
     operands = tuple([o for o in p.operands if o.ref in live])
     scalars = tuple([s for s in p.scalars if s in live])
     lines, functions = used_functions(lines, p.functions)
     returned = tuple([names.get(r, r) for r in returns])
     return p.untyped(operands=operands, scalars=scalars, lines=lines, returns=returned, functions=functions)
+
+
+def numbered(lines: Sequence[Line]) -> tuple[tuple[Line, ...], dict[str, str]]:
+    """The lines with their values numbered in order, and the new word of each."""
+    names: dict[str, str] = {}
+    for line in lines:
+        for o in line.outs:
+            names[o] = "%" + str(len(names))
+    words = lambda refs: tuple([names.get(r, r) for r in refs])
+    return tuple([Line(words(x.outs), x.op, words(x.args), x.attrs) for x in lines]), names
 
 
 def used_functions(

@@ -144,7 +144,7 @@ def _extreme_adjoint(b, place, args, results, grads):
     return (b.emit("where", (b.emit("eq", (b.emit("number", ()), results[1])), grads[0], 0.0)),)
 
 
-def _softmax_weight(b, score, lse):
+def softmax_weight(b, score, lse):
     """exp(score - lse); 0 in a segment whose lse is -inf, where every score is -inf as well."""
     none = b.emit("eq", (lse, float("-inf")))
     return b.emit("exp", (score - b.emit("where", (none, float("inf"), lse)),))
@@ -155,7 +155,7 @@ def _softmax_adjoint(b, place, args, results, grads, weight=None):
     score, value = args
     out, lse = results
     grad, grad_lse = grads
-    weight = _softmax_weight(b, score, lse) if weight is None else weight
+    weight = softmax_weight(b, score, lse) if weight is None else weight
     inner = delta = None
     if grad is not None:
         grad = b.widen(grad, lse.type.dtype)
@@ -171,7 +171,7 @@ def _softmax_tangent(b, place, args, results, tangents):
     score, value = args
     out, lse = results
     dscore, dvalue = tangents
-    weight = _softmax_weight(b, score, lse)
+    weight = softmax_weight(b, score, lse)
     dout = dlse = None
     if dscore is not None:
         slope = weight * dscore
@@ -214,7 +214,7 @@ def _scatter_tangent(b, place, args, results, tangents):
 
 def _kept_weight(b, args, results):
     """softmax's weight over the pairs of tiles that were not skipped."""
-    weight = _softmax_weight(b, args[0], results[1])
+    weight = softmax_weight(b, args[0], results[1])
     return b.emit("where", (b.emit("kept", (results[5],), (args[3].ref, args[4].ref)), weight, 0.0))
 
 

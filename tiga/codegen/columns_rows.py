@@ -92,7 +92,7 @@ class Columns(Products):
         for i, s in enumerate(states[2:]):
             ref = f.args[1 + i]
             x = self.product_of(self.split(f, ref)[0], dtype, rank) if i else self.masked(ref, dtype, rank)
-            put(f"{s.name} = {s.name} * keep{k} + tl.sum(weight{k} * ({x}), 1)")
+            put(f"{s.name} = {s.name} * keep{k} + tl.sum(weight{k} * {x}, 1)")
 
     def merge_of_several(self, k: int, states: tuple) -> list[str]:
         peak, total = states[0].name, states[1].name

@@ -43,6 +43,11 @@ class State:
     arrays: tuple[Array, ...]
 
 
+def means_of(f: Line) -> tuple[str, ...]:
+    """The results of a softmax of one value or several, but lse."""
+    return (f.outs[0], *f.outs[2:])
+
+
 @dataclass(frozen=True)
 class Sum:
     """total[...] += the sum of an edge value; in its features' order."""
@@ -70,7 +75,7 @@ class Frame(Roots):
                 (
                     made("peak", wide, f.outs[1], LOWEST[wide]),
                     made("total", wide, f.outs[1], "0"),
-                    made("sum", wide, f.outs[0], "0"),
+                    *[made("sum", wide, o, "0") for o in means_of(f)],
                 )
             )
         if name in ("max", "min"):
@@ -87,16 +92,17 @@ class Frame(Roots):
         names = state.arrays
         rows: list[str] = []
         if f.attrs[1] == "softmax":
-            peak, total, mean = names
-            openers, idx = self.loops(1, self.axes(f.outs[0]))
-            of = lambda a: self.at(a, self.flat(self.broadcast(f.outs[1], idx), a.steps))
-            value = self.at(mean, self.flat(idx, mean.steps))
-            rows += self.nest(openers, [f"{value} = {of(total)} == 0 ? 0 : {value} / {of(total)};"])
+            peak, total, *means = names
+            for o, mean in zip(means_of(f), means):
+                openers, idx = self.loops(1, self.axes(o))
+                of = self.at(total, self.flat(self.broadcast(f.outs[1], idx), total.steps))
+                value = self.at(mean, self.flat(idx, mean.steps))
+                rows += self.nest(openers, [f"{value} = {of} == 0 ? 0 : {value} / {of};"])
             openers, idx = self.loops(1, self.axes(f.outs[1]))
             top, all_of = (self.at(a, self.flat(idx, a.steps)) for a in (peak, total))
             none = f"-std::numeric_limits<{CPP[peak.dtype]}>::infinity()"
             rows += self.nest(openers, [f"{top} = {all_of} == 0 ? {none} : {top} + std::log({all_of});"])
-            names = (mean, peak)
+            names = (means[0], peak, *means[1:])
         elif f.attrs[1] in ("max", "min"):
             openers, idx = self.loops(1, self.axes(f.outs[0]))
             best, at = (self.at(a, self.flat(idx, a.steps)) for a in names)

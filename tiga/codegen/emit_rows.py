@@ -101,7 +101,8 @@ class Emitter(Columns):
         rows += indented(self.items())
         begin = self.begin()  # which may read a field, before the row's first edge
         rows += indented([*self.body.row, *begin])
-        rows += indented(["for at in range(0, tl.max(entries, 0), BLOCK_E):", *indented(self.edges())])
+        if self.body.edge:
+            rows += indented(["for at in range(0, tl.max(entries, 0), BLOCK_E):", *indented(self.edges())])
         rows += indented(self.finished())
         text = [
             *self.body.once,

@@ -67,6 +67,8 @@ class Analysis:
     def __init__(self, p: Program, few: Few = (), new: frozenset[str] = frozenset()) -> None:
         self.few, self.new, self.views = few, new, dict[str, Analysis]()
         self.p, self.lines = p, branches_joined(p, sums_of_rows(p))
+        if p.kind == "csr":
+            self.lines = softmaxes_joined(p, self.lines)
         self.defined = {o: line for line in self.lines for o in line.outs}
         self.parent: dict = {}
         for a, b in p.conditions:
@@ -152,8 +154,25 @@ class Analysis:
             for owner in views
             if owned[owner] or (owner == self.first and (small or stored))
         ]
-        passes = self.exported(passes)
+        passes = self.on_nodes(self.exported(passes))
         return (*passes, views["dst"].one("dst", (), large, ())) if large else tuple(passes)
+
+    def on_nodes(self, passes: list[Pass]) -> list[Pass]:
+        """Before passes by source alone: what they and others read of destinations, by a pass that visits no edges.
+        torch's operations would read and write whole fields, each of them."""
+        if self.p.kind != "csr" or {work.owner for work in passes} != {"src"}:
+            return passes
+        a = self.view("dst")
+        found = _Closure(a, "dst")
+        wanted = {*a.p.returns, *[r for work in passes for r in work.inputs]}
+        made = [line.outs[0] for line in a.lines if line.outs[0] in wanted and found.fits(line.outs[0])]
+        results = tuple([r for r in made if a.p.types[r].place == "dst"])
+        for r in results:
+            found.need(r)
+        lines = tuple([line for line in a.lines if line.outs[0] in found.computed])
+        if len(lines) < 2:
+            return passes
+        return [Pass("dst", (), (), (), lines, tuple(found.inputs), results), *passes]
 
     def one(self, owner: str, folds: tuple, shared: tuple, stored: tuple) -> Pass:
         found = _Closure(self, owner)
@@ -300,14 +319,46 @@ def sums_of_rows(p: Program) -> tuple[Line, ...]:
 def around(analysis: Analysis, passes: tuple[Pass, ...]) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
     """The lines that torch computes, before the passes and after them."""
     made = {r for work in passes for r in (*work.results, *work.stored, *[f.outs[0] for f in work.shared])}
-    wanted = {*analysis.p.returns, *[r for work in passes for r in work.inputs]}
-    lines: list[Line] = []
-    for line in reversed(analysis.lines):
-        if any(o in wanted and o not in made for o in line.outs):
-            lines.insert(0, line)
-            wanted.update(read_args(line))
-    early = tuple([line for line in lines if line.outs[0] not in analysis.late])
-    return early, tuple([line for line in lines if line.outs[0] in analysis.late])
+    inputs = {r for work in passes for r in work.inputs}
+    # what a pass makes of its owners on the way is made before it where that is read before it
+    early = needed([line for line in analysis.lines if line.outs[0] not in analysis.late], inputs - made)
+    rest = [line for line in analysis.lines if line not in early and not made.intersection(line.outs)]
+    return early, needed(rest, set(analysis.p.returns) - made)
+
+
+def needed(lines: list[Line], wanted: set[str]) -> tuple[Line, ...]:
+    """The lines that give what is wanted, and what those read."""
+    found: list[Line] = []
+    for line in reversed(lines):
+        if any([o in wanted for o in line.outs]):
+            found.insert(0, line)
+            wanted = wanted.union(read_args(line))
+    return tuple(found)
+
+
+def softmaxes_joined(p: Program, lines: tuple[Line, ...]) -> tuple[Line, ...]:
+    """The lines, where softmaxes of several values under the same scores are one: its results are the first's, lse, the
+    others'. Where a later one's lse is read, they are not."""
+    read = {*p.returns, *[a for line in lines for a in line.args]}
+    found: list[Line] = []
+    for line in lines:
+        at = next((k for k, x in enumerate(found) if alike_softmax(x, line)), None)
+        if at is None or line.outs[1] in read:
+            found.append(line)
+            continue
+        if any([a in found[at].outs for x in (*found[at + 1 :], line) for a in x.args]):
+            found.append(line)
+            continue
+        first = found.pop(at)
+        outs = (*first.outs, line.outs[0], *line.outs[2:])
+        found.append(Line(outs, "reduce", (*first.args, *line.args[1:]), first.attrs))
+    return tuple(found)
+
+
+def alike_softmax(a: Line, b: Line) -> bool:
+    """Whether two folds are softmaxes of the same scores."""
+    softmax = a.op == b.op == "reduce" and a.attrs == b.attrs and a.attrs[1] == "softmax"
+    return softmax and a.args[0] == b.args[0]
 
 
 def branches_joined(p: Program, lines: tuple[Line, ...]) -> tuple[Line, ...]:

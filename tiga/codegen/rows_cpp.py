@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tiga.codegen.emit_cpp import HEAD, PARALLEL, Frame, Source, State, Sum
+from tiga.codegen.emit_cpp import HEAD, PARALLEL, Frame, Source, State, Sum, means_of
 from tiga.codegen.lines_cpp import CPP, NARROW
 from tiga.codegen.roots_cpp import indented
 from tiga.codegen.rows import Refused
@@ -157,25 +157,38 @@ class Listed(Frame):
         return [*rows, *self.nest(openers, inner)]
 
     def softmax(self, f: Line, state: State) -> list[str]:
-        score, value = f.args
-        peak, total, mean = state.arrays
-        lse, axes = self.axes(f.outs[1]), self.axes(f.outs[0])
+        peak, total, *means = state.arrays
+        score, lse = f.args[0], self.axes(f.outs[1])
         weight, keep = self.new_array("p", peak.dtype, 2, lse), self.new_array("keep", peak.dtype, 1, lse)
         openers, idx = self.loops(2, lse)
         scope = Scope()
         x = self.cast(score, self.broadcast(score, idx), peak.dtype, scope)
         rows = self.nest(openers, [*scope.rows, f"{self.at(weight, self.flat(idx, weight.steps))} = {x};"])
         rows += (self.narrow_weights if weight.width <= NARROW else self.wide_weights)(weight, keep, peak, total)
-        openers, idx = self.loops(1, axes)
-        kept = self.at(keep, self.flat(self.broadcast(f.outs[1], idx), keep.steps))
-        rows += self.nest(openers, [f"{self.at(mean, self.flat(idx, mean.steps))} *= {kept};"])
-        vector = self.is_vector(value, peak.dtype) and self.shape(value)[-1] == self.shape(f.outs[0])[-1]
-        if vector and weight.width <= NARROW and self.shape(f.outs[1])[-1] == 1:
-            return rows + self.rows_added(weight, f.outs[1], value, mean.name, axes)
+        for value, out, mean in zip(f.args[1:], means_of(f), means):
+            openers, idx = self.loops(1, self.axes(out))
+            kept = self.at(keep, self.flat(self.broadcast(f.outs[1], idx), keep.steps))
+            rows += self.nest(openers, [f"{self.at(mean, self.flat(idx, mean.steps))} *= {kept};"])
+            rows += self.weighed(weight, f.outs[1], value, out, mean)
+        return rows
+
+    def weighed(self, weight: Array, lse: str, value: str, out: str, mean: Array) -> list[str]:
+        """mean += weight * value, of the chunk's edges."""
+        axes, rows = self.axes(out), []
+        pair = self.weighted(value, weight.dtype)
+        if pair is not None and weight.width <= NARROW and self.arrays[pair[0]].width == weight.width:
+            more, value = self.arrays[pair[0]], pair[1]
+            both = self.new_array("p", weight.dtype, 2, self.axes(lse))
+            openers, idx = self.loops(2, self.axes(lse))
+            a, b, c = (self.at(x, self.flat(idx, weight.steps)) for x in (both, weight, more))
+            rows, weight = self.nest(openers, [f"{a} = {b} * {c};"]), both
+        vector = self.is_vector(value, weight.dtype) and self.shape(value)[-1] == self.shape(out)[-1]
+        if vector and weight.width <= NARROW and self.shape(lse)[-1] == 1:
+            return rows + self.rows_added(weight, lse, value, mean.name, axes)
         openers, idx = self.over(axes)
         scope = Scope()
         x = self.cast(value, self.broadcast(value, idx), mean.dtype, scope)
-        p = self.at(weight, self.flat(self.broadcast(f.outs[1], idx), weight.steps))
+        p = self.at(weight, self.flat(self.broadcast(lse, idx), weight.steps))
         add = f"{self.at(mean, self.flat(idx, mean.steps))} += {p} * {x};"
         return rows + self.nest([self.EDGES, *openers], [*scope.rows, add])
 
@@ -233,14 +246,12 @@ class Listed(Frame):
         listed = ["rowptr", "col", *(["number_of"] if "number_of" in self.forms and self.numbers else [])]
         self.arguments += [(n, "list", n) for n in listed]
         self.arguments += [(n, "int", n) for n in ("num_rows", "num_far", "num_edges", "groups")]
-        rows = [
-            *self.row_heads.values(),
-            *self.row,
+        edges = [
             "i64 at = rowptr[row] < 0 ? 0 : rowptr[row];",
             "const i64 last = rowptr[row + 1] < num_edges ? rowptr[row + 1] : num_edges;",
             *self.nest(["while (at < last)"], [*self.taken("number_of" in listed), *self.edge]),
-            *self.finish,
         ]
+        rows = [*self.row_heads.values(), *self.row, *(edges if self.edge else []), *self.finish]
         range_of = "i64 row = num_rows * group / groups; row < num_rows * (group + 1) / groups; row++"
         group = [
             "i64 far[CHUNK];",
