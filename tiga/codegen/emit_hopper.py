@@ -112,6 +112,8 @@ class HopperEmitter(ConsumerEmitter):
     def barriers(self) -> dict[str, tuple[str, str]]:
         """By name: how many there are, and how many arrive at each."""
         found = {"own_full": ("OWNS * CONSUMERS", "1"), "own_empty": ("OWNS * CONSUMERS", "1")}
+        if self.plan.turns:
+            found["turns"] = ("CONSUMERS", "1")
         for n in [self.at(x) for x in self.far] + (["numbers"] if self.brought else []):
             found |= {f"{n}_full": ("STAGES", "1"), f"{n}_empty": ("STAGES", "CONSUMERS")}
         return found

@@ -147,11 +147,14 @@ class ConsumerEmitter(Emitter):
         for k, ref in enumerate(self.products):
             own, far = self.ends[ref]
             self.arrived(far)
+            if k == 0:
+                self.wait_for_turn()
             a, b = f"{self.at(own)}_s.index(near)", f"{self.at(far)}_s.index(stage).permute((1, 0))"
             put(f"t{k} = warpgroup_mma({a}, {b}, zero, use_acc=False, is_async=True)")
             self.flying.append(f"t{k}")
         if ahead and not self.first:
             self.add_all("before")
+        self.end_turn()
         self.lines_of_tile()
         if self.brought:
             self.wait_for_numbers()
@@ -160,6 +163,16 @@ class ConsumerEmitter(Emitter):
             self.end_ahead()
         else:
             self.wait_for_sums("stage")
+
+    def wait_for_turn(self) -> None:
+        """The consumer before has begun its products of this tile; the first one waits for those of the last tile."""
+        if self.plan.turns:
+            tile = "stage" if self.plan.stages % 2 == 0 else "stage + phase"  # odd or even
+            self.put(self.depth, f"mbarrier.wait(turns.index(WG), ({tile} + (1 if WG == 0 else 0)) & 1)")
+
+    def end_turn(self) -> None:
+        if self.plan.turns:
+            self.put(self.depth, "mbarrier.arrive(turns.index((WG + 1) % CONSUMERS), count=1)")
 
     def lines_of_tile(self) -> None:
         done: set[str] = set()

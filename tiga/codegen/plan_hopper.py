@@ -10,7 +10,8 @@ class HopperPlan:
     """consumers: warpgroups of 64 owners each; stages: tiles of others in shared memory; owns: tiles of owners there.
 
     ahead: the sums of a tile run while the weights of the next are computed, instead of as soon as theirs are known.
-    registers: of a thread of the consumers, and of the producer.
+    registers: of a thread of the consumers, and of the producer. turns: consumers begin their products one after
+    another, so that the weights of one are computed while another's products run.
     """
 
     consumers: int
@@ -19,6 +20,7 @@ class HopperPlan:
     owns: int
     ahead: bool
     registers: tuple[int, int]
+    turns: bool = False
 
     warps = 4
     masked = 1
