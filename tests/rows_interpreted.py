@@ -300,6 +300,28 @@ def test_maps_of_few_inputs(count, heads, width, monkeypatch):
     assert any("softmax_weights" in t for t in text) and any("tl.join" in t for t in text)
 
 
+class Displaced(tg.MessagePassing):
+    """A map of what is made of both ends and the edge, number by number."""
+
+    reducer = tg.online_softmax()
+
+    def edge(self, src, dst, edge, weight):
+        away = (src.p - dst.p).abs() * 0.5 + edge.shift
+        bent = leaky_relu(src.x + dst.y + torch.nn.functional.linear(away, weight), 0.2)
+        return self.reducer(bent.sum(-1), src.x)
+
+
+@pytest.mark.parametrize("count, width", [(3, 5), (8, 3)])
+def test_maps_of_few_numbers_that_edges_compute(count, width, monkeypatch):
+    monkeypatch.setattr(preparation, "SPLIT", 3)
+    graph, edges = listed([(e % 6, e * e % 4) for e in range(23)])
+    src, dst = {"p": fields(6, count), "x": fields(6, width)}, {"p": fields(5, count), "y": fields(5, width)}
+    edge, uniform = {"shift": fields(23, count)}, {"weight": fields(width, count)}
+    assert_same(*both(Displaced(), graph, edges, src, dst, uniform, edge, again=True))
+    text = [key[0].main.text for key in launch_rows._records]
+    assert any("column src.p 0" in t for t in text)
+
+
 def test_rearranged_features():
     graph, edges = listed([(0, 1), (2, 1), (5, 0), (3, 4), (4, 4)], 6, 5)
     x, y, z = fields(6, 120), fields(5, 120), fields(5, 6, 3)

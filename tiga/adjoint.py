@@ -154,7 +154,13 @@ class _Adjoint(Derivation):
         return home
 
     def fold_edges(self, place: str, c: Value) -> Value:
-        """The sum of a cotangent home, of sums that forward kept where it follows from them."""
+        """The sum of a cotangent home: of sums that forward kept where it follows from them; of what a linear map gives
+        the map of the sum, which is work on nodes."""
+        op, args = self.builder.origin.get(c.ref, ("", ()))
+        if c.type.place == "edge" and op == "neg":
+            return -self.fold_edges(place, args[0])
+        if c.type.place == "edge" and op == "linear" and (args[0].type.place, args[1].type.place) == ("edge", "shared"):
+            return self.builder.emit("linear", (self.fold_edges(place, args[0]), args[1]))
         found = self.kept.home(c) if self.kept is not None and (place, c.type.place) == ("dst", "edge") else None
         return self.builder.fold_edges(place, c) if found is None else found
 

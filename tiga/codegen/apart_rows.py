@@ -19,13 +19,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from tiga.infer import infer
+from tiga.primitives import PRIMITIVES
 from tiga.program import Line, Program, evaluate_size, read_number
 from tiga.types import Type, compute_dtype, is_one
 
 MOST = 8
 """Inputs of a map, at most: of each a kernel holds a vector, and of the gradient another."""
 Few = tuple[tuple[str, int], ...]
-"""Fields of edges that are such inputs, and how many numbers each has."""
+"""Values of edges that are such inputs, and how many numbers each has."""
+_POINTWISE = frozenset([name for name, row in PRIMITIVES.items() if row.elementwise])
 
 
 @functools.lru_cache(4096)
@@ -48,19 +50,27 @@ def _bare(p: Program) -> Program:
 
 @functools.lru_cache(4096)
 def _inputs(p: Program) -> tuple[tuple[str, Any], ...]:
-    """The fields that linear maps of a program read: none, if a map reads anything else."""
+    """What linear maps on the edges of a program read: nothing, if one reads what is not made number by number."""
     if p.batch or any([line.op == "scan" for line in p.lines]):
         return ()
     p = _bare(p)
-    fields = {o.ref for o in p.operands if o.place == "edge" and len(o.sizes) == 1}
-    read = {line.args[0]: line.args[1] for line in p.lines if line.op == "linear" and line.args[0] in fields}
-    matrices = {o.ref for o in p.operands if o.place == "shared"} & set(read.values())
-    for line in p.lines:
-        if line.op == "linear" and not (line.args[1] in matrices or transposed(p, line.args[1]) in matrices):
-            return ()
-        if line.op == "linear" and line.args[1] in matrices and line.args[0] not in fields:
+    maps = [line.args for line in p.lines if line.op == "linear" and p.types[line.outs[0]].place == "edge"]
+    read = {x: w for x, w in maps if p.types[x].place == "edge" and by_columns(p, x)}
+    matrices = {w for w in read.values() if p.types[w].place == "shared" and not transposed(p, w)}
+    for x, w in maps:
+        if not (w in matrices or transposed(p, w) in matrices) or (w in matrices and x not in read):
             return ()
     return tuple([(x, p.types[x].sizes[0]) for x in read])
+
+
+def by_columns(p: Program, ref: str) -> bool:
+    """Whether each number of a vector follows from the same numbers of fields."""
+    t, line = p.types.get(ref), p.definitions.get(ref)
+    if t is None or (t.place == "shared" and not t.sizes):
+        return True
+    if t.place == "shared" or len(t.sizes) != 1 or is_one(t.sizes[0]):
+        return False
+    return line is None or (line.op in _POINTWISE and all([by_columns(p, a) for a in line.args]))
 
 
 def few(p: Program, shapes: Sequence[Any]) -> Few:
@@ -126,7 +136,13 @@ class Apart:
         return self.put("to", (refs[0],), (self.types[out].dtype,), out=out) if out else refs[0]
 
     def column(self, x: str, t: int) -> str:
-        return self.put("column", (x,), (str(t),), Type("edge", self.types[x].dtype, ()))
+        """Number t of each vector."""
+        known, line = self.type(x), self.p.definitions.get(x)
+        if not known.sizes:
+            return x
+        if line is None:
+            return self.put("column", (x,), (str(t),), Type(known.place, known.dtype, ()))
+        return self.put(line.op, tuple([self.column(a, t) for a in line.args]), line.attrs)
 
     def vector(self, w: str, t: int, sizes: tuple) -> str:
         """W[:, t], in the sizes that its map's result is read with."""
@@ -196,6 +212,8 @@ class Apart:
 
     def linear(self, line: Line) -> bool:
         x, w = line.args
+        if self.type(line.outs[0]).place != "edge":
+            return False
         if x not in self.few:
             return self.sums and transposed(self.p, w) in self.matrices and self.back(line, transposed(self.p, w))
         self.maps[line.outs[0]] = (line,)

@@ -16,16 +16,16 @@ class Columns(Products):
         self.summed: dict[str, str] = {}  # sums over a row's edges, by what is added
 
     def write_column(self, line: Line) -> Value:
-        """A number of each edge: of a field of vectors the one at t."""
+        """Of a field of vectors the number at t."""
         ref, t = line.args[0], int(line.attrs[0])
         base, stored = self.base(ref), self.p.types[ref].dtype
         row, step = self.argument(base + "_row", "row", ref), self.argument(base + "_s0", "stride", ref, 1)
-        self.numbers = True
+        name, lead, live = self.where(ref)
         dtype = compute_dtype(stored)
-        at = f"number_at * {row} + {t} * {step}" if t else f"number_at * {row}"
-        text = f"tl.load({base} + {at}, mask=live, other=0)"
+        at = f"{name} * {row} + {t} * {step}" if t else f"{name} * {row}"
+        text = f"tl.load({base} + {at}, mask={live}, other=0)"
         text += "" if dtype == stored else f".to({TRITON[dtype]})"
-        return self.new(line, 2, (), dtype, text)._replace(loaded=True, quiet=True)
+        return self.new(line, lead, (), dtype, text)._replace(loaded=lead == 2, quiet=lead == 2)
 
     def write_vector(self, line: Line) -> Value:
         """A column of a matrix, whose block is read once, by rows, and is divided among the threads then."""

@@ -165,13 +165,18 @@ class Lines:
             return self.shared(ref, t, axes)
         base = self.base(ref)
         stride = self.argument(base + "_row", "row", ref)
-        lead = 1 if t.place == self.work.owner else 2
-        row = {self.work.owner: "row", "edge": "number_at"}.get(t.place, "far")
-        live = "here" if lead == 1 else "live"
-        self.numbers = self.numbers or t.place == "edge"
+        row, lead, live = self.where(ref)
         if lead == 2:
             self.gathered.add(ref)
         return self.load(lead, f"{base}, {row} * {stride}, {live}", base, ref, axes, t.dtype)
+
+    def where(self, ref: str) -> tuple[str, int, str]:
+        """The rows of a field that are read, how many dimensions they have, and which of them are there."""
+        place = self.p.types[ref].place
+        self.numbers = self.numbers or place == "edge"
+        if place == self.work.owner:
+            return "row", 1, "here"
+        return "number_at" if place == "edge" else "far", 2, "live"
 
     def shared(self, ref: str, t: Type, axes: tuple) -> Value:
         base = self.base(ref)
