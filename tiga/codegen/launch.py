@@ -167,7 +167,9 @@ class Launch:
         if not self.divisible() or not self.idle() or not self.long():
             return 1
         wanted = at_once(self.plan) * multiprocessors(self.call.device) // (self.tiles() * self.heads)
-        return max(1, min(wanted, self.other // (2 * self.plan.block_n)))
+        wanted = max(1, min(wanted, self.other // (2 * self.plan.block_n)))
+        tiles = -(-self.other // self.plan.block_n)
+        return -(-tiles // -(-tiles // wanted))  # no more than shorten the longest
 
     def record(self, stage: str) -> Record | None:
         """The launch of one kernel; None where the plan does not fit."""
