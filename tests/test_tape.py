@@ -5,8 +5,11 @@ import weakref
 
 import pytest
 import torch
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.functional import linear
 
+import tiga as tg
+from benchmarks.host import mocked_launches
 from tiga.codegen import kernels, replay
 from tiga.codegen.tape import Tape
 
@@ -251,3 +254,37 @@ def test_what_a_kernel_is_told_has_an_origin():
         assert tape.whole == (again is not None)
     replay.Recipe("program", tape)([y], [])
     assert told[-1][0] is y
+
+
+@pytest.mark.parametrize("layer", ["GATConv", "GATv2Conv", "TransformerConv"])
+def test_a_noted_call_leaves_nothing_to_the_garbage_collector(layer):
+    """What autograd kept of a call is gone with it: it would hold memory, and leaves would remember its stream."""
+    n = 30
+    module = getattr(tg.nn, layer)(8, 6, heads=2)
+    edges = torch.randint(0, n, (2, 200))
+    graph, x = tg.Graph.from_edge_index(edges, n, n).prepare(), torch.randn(n, 8, requires_grad=True)
+    leaves = [x, *module.parameters()]
+
+    def kept():
+        """Whether anything still leads to a leaf."""
+        found = []
+        for leaf in leaves:
+            get_gradient_edge(leaf).node.metadata["seen"] = True
+            found.append("seen" in get_gradient_edge(leaf).node.metadata)
+        return any(found)
+
+    recipes = lambda: sum([met.recipe is not None for met in replay.KEPT.calls()])
+    before = recipes()
+    with mocked_launches():
+        for _ in range(5):
+            gc.collect()
+            gc.disable()
+            try:
+                out = module(x, graph)
+                assert kept()
+                torch.autograd.grad(out, leaves, torch.ones_like(out))
+                del out
+                assert not kept()
+            finally:
+                gc.enable()
+    assert recipes() == before + 2, "forward and backward were noted"

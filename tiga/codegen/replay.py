@@ -158,24 +158,24 @@ class Writer:
         made = {name: step for step in steps if isinstance(step, Operation) for name in step.made}
         uses = Counter([part.name for step in steps for part in step.reads()] + [o.name for o in self.outputs])
 
-        def slices(x: Any) -> list[Operation]:
-            """Those whose sum a value is, itself or nothing else."""
-            step = made.get(x.name) if isinstance(x, Part) and x.form == self.tape.forms[x.name] else None
-            if step is None or uses[x.name] != 1 or step.kwargs:
-                return []
-            if step.target is torch.ops.aten.slice_backward.default:
-                return [step]
-            parts = [slices(y) for y in step.args] if step.target is torch.ops.aten.add.Tensor else []
-            return [] if [] in parts else [y for part in parts for y in part]
-
         found = list(steps)
         for at, step in enumerate(steps):
             if isinstance(step, Operation) and step.target is torch.ops.aten.add.Tensor and not step.kwargs:
-                parts = [slices(x) for x in step.args]
+                parts = [self.slices(x, made, uses) for x in step.args]
                 whole = side_by_side([y for part in parts for y in part]) if [] not in parts else None
                 if whole is not None:
                     found[at] = Operation(torch.ops.aten.cat.default, whole, {}, step.made)
         return found
+
+    def slices(self, x: Any, made: dict[str, Operation], uses: Counter[str]) -> list[Operation]:
+        """Those whose sum a value is, itself or nothing else."""
+        step = made.get(x.name) if isinstance(x, Part) and x.form == self.tape.forms[x.name] else None
+        if step is None or uses[x.name] != 1 or step.kwargs:
+            return []
+        if step.target is torch.ops.aten.slice_backward.default:
+            return [step]
+        parts = [self.slices(y, made, uses) for y in step.args] if step.target is torch.ops.aten.add.Tensor else []
+        return [] if [] in parts else [y for part in parts for y in part]
 
     def needed(self, steps: list[Launch | Operation]) -> list[Launch | Operation]:
         """All but operations whose results nobody reads."""

@@ -75,6 +75,12 @@ class Tape(TorchDispatchMode):
     tensors: those of the call, which is to read these: each an object of its own, so that it tells where it was given.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No wrapper, which imports torch._dynamo at its first call: that leaves all frames below it, with what they
+        hold, to the garbage collector. Calls are noted outside of Dynamo."""
+        return False
+
     def __init__(self, tensors: Sequence[Tensor], outputs: list[Tensor], scalars: Sequence[str]) -> None:
         super().__init__()
         self.device, self.outputs = tensors[0].device, outputs
