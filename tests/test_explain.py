@@ -25,6 +25,7 @@ CACHED = (
     parser.parse,
     adjoint.augment,
     adjoint.adjoint,
+    adjoint.keeps_sums,
     tangent.tangent,
     autocast.autocast,
     batch._text,
@@ -64,6 +65,13 @@ class GAT(tg.MessagePassing):
 
     def edge(self, src, dst, edge):
         return self.reducer(self.attn(edge.displacement, src.x, dst.x), src.x)
+
+
+class Additive(tg.MessagePassing):
+    reducer = tg.online_softmax()
+
+    def edge(self, src, dst, edge):
+        return self.reducer(torch.relu(src.a + dst.a), src.v)
 
 
 class Normalised(tg.MessagePassing):
@@ -364,6 +372,13 @@ def network():
     return module
 
 
+def additive():
+    module = Additive()
+    a, v = torch.ones(3, 1, requires_grad=True), torch.ones(3, 1, 2, requires_grad=True)
+    module(graph=LISTED, src={"a": a, "v": v}, dst={"a": a}).sum().backward()
+    return module
+
+
 LARGE = tg.Graph.dense(12)
 PRODUCTS = ("inner-products-as-matmul", "weighted-sums-as-matmul")
 CALLS = {
@@ -373,6 +388,7 @@ CALLS = {
     under_autocast: {"trace", "autocast", "verify", "check", "interpret-blocked", *PRODUCTS},
     under_vmap: {"trace", "batch", "verify", "check", "interpret-blocked"},
     forward_mode: {"trace", "augment", "tangent", "verify", "check", "interpret-blocked"},
+    additive: {"trace", "augment", "keep-sums", "adjoint", "verify", "check", "interpret-listed"},
     two_passes: {"trace", "split", "verify", "check", "interpret-listed"},
     network: {"trace", "hoist", "verify", "check", "interpret-listed"},
     own_reducer: {"trace", "verify", "check", "interpret-listed", "segment-scan"},

@@ -32,6 +32,13 @@ def augment(text: str) -> str:
     return _grown(_with_kept_sums(_grown(text), own))
 
 
+@functools.lru_cache(8192)
+def keeps_sums(text: str) -> bool:
+    """Whether `augment` added sums that no fold of the program gives."""
+    p, full = parse(text), parse(augment(text))
+    return len(full.reduces()) > len(p.reduces())
+
+
 def _grown(text: str) -> str:
     grown = _augment_once(text)
     while grown != text:  # a result returned may get a gradient, and that may read another
@@ -52,6 +59,7 @@ def _with_kept_sums(text: str, given: tuple[int, ...]) -> str:
     left = [line for line in parse(trial.derive().text).lines if line.op in ("reduce", "scan")]
     if trial.kept is None or not trial.kept.wished or any([x.op == "scan" or x.attrs[0] == "dst" for x in left]):
         return text
+    passes.ran("keep-sums")
     return to_text(trial.kept.extended())
 
 

@@ -20,6 +20,7 @@ PASSES = {
     "batch": "vmap: one more leading feature dimension",
     "autocast": "casts to the autocast dtype were written into the program",
     "augment": "the program also returns what its derivatives read",
+    "keep-sums": "forward keeps means by which no gradient visits a row's edges again",
     "tangent": "forward mode: the program of the outputs' tangents was derived",
     "verify": "the text was read and its types inferred",
     "check": "shapes, dtypes and devices were compared with the program's head",

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import _SingleLevelFunction
 
 from tiga import alike, dispatch, passes, prune
-from tiga.adjoint import adjoint, augment
+from tiga.adjoint import adjoint, augment, keeps_sums
 from tiga.codegen import replay
 from tiga.derivation import Derived, saved_outputs
 from tiga.errors import TigaError
@@ -278,6 +278,8 @@ def differentiable(
 def recorded(run: Callable, program: str, tensors: list[Tensor], ints: list[int], scalars: list[float]) -> list[Tensor]:
     """`run`, noted for autograd."""
     passes.applied("augment")
+    if keeps_sums(program):
+        passes.applied("keep-sums")
     outputs = _Propagate.apply(run, augment(program), ints, scalars, *tensors)  # type: ignore[attr-defined]
     return list(outputs[: len(parse(program).returns)])
 
