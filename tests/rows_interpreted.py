@@ -300,6 +300,27 @@ def test_maps_of_few_inputs(count, heads, width, monkeypatch):
     assert any("softmax_weights" in t for t in text) and any("tl.join" in t for t in text)
 
 
+class Scored(tg.MessagePassing):
+    """Numbers of both ends make the score: forward keeps a mean, and backward visits edges by source alone."""
+
+    reducer = tg.online_softmax()
+
+    def edge(self, src, dst, edge):
+        return self.reducer(torch.where(src.a > 1, float("-inf"), leaky_relu(src.a + dst.a * edge.w, 0.2)), src.v)
+
+
+@pytest.mark.parametrize("split", [3, 100])
+@pytest.mark.parametrize("heads, width", [(3, 5), (1, 4)])
+def test_sums_that_forward_keeps(heads, width, split, monkeypatch):
+    monkeypatch.setattr(preparation, "SPLIT", split)
+    graph, edges = listed([(e % 6, e * e % 4) for e in range(23)])  # row 4 is empty
+    src, dst = {"a": fields(6, heads), "v": fields(6, heads, width)}, {"a": fields(5, heads)}
+    assert_same(*both(Scored(), graph, edges, src, dst, {}, {"w": fields(23, heads)}, again=True))
+    works = [key[0].work for key in launch_rows._records]
+    assert any([not work.folds and work.owner == "dst" for work in works]), "node work before a pass by source"
+    assert any([len(f.args) == 4 for work in works for f in work.folds]), "one softmax of three values"
+
+
 class Displaced(tg.MessagePassing):
     """A map of what is made of both ends and the edge, number by number."""
 

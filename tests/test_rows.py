@@ -28,6 +28,13 @@ class Gat(tg.MessagePassing):
         return self.reducer((leaky_relu(src.x + dst.x, 0.2) * att).sum(-1), src.x)
 
 
+class Scored(tg.MessagePassing):
+    reducer = tg.online_softmax()
+
+    def edge(self, src, dst, edge):
+        return self.reducer(leaky_relu(src.a + dst.a, 0.2), src.v)
+
+
 class Network(tg.MessagePassing):
     reducer = tg.online_softmax()
 
@@ -47,6 +54,11 @@ def graph(n=4096, degree=8):
 def gat(dtype=torch.float32, heads=4, width=32, n=4096):
     x = torch.randn(n, heads, width, dtype=dtype)
     return Gat().lower(graph(n), src={"x": x}, dst={"x": x}, att=torch.randn(heads, width, dtype=dtype))
+
+
+def scored(dtype=torch.float32, heads=4, width=32, n=4096):
+    draw = lambda *shape: torch.randn(n, *shape, dtype=dtype)
+    return Scored().lower(graph(n), src={"a": draw(heads), "v": draw(heads, width)}, dst={"a": draw(heads)})
 
 
 def dot(dtype=torch.float32, heads=4, width=32, n=4096):
@@ -224,6 +236,17 @@ def test_registers_spills_and_barriers(lower, dtype, most, capability, monkeypat
     (forward,), (by_dst, by_src) = found
     for (_, registers, spilled, barriers), bound, allowed in zip((forward, by_dst, by_src), most, (0, 0, 2)):
         assert registers <= bound and spilled == 0 and barriers <= allowed, found
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_that_forward_keeps_compile(dtype, capability, monkeypatch):
+    """Forward, node work that visits no edges, and a pass by source."""
+    call = scored(dtype)
+    (forward,) = chosen(augment(call.program), call.tensors, call.ints, call.scalars, capability, monkeypatch)
+    found = [forward, *chosen(*backward(call), capability, monkeypatch)]
+    assert len(found) == 3 and all(spilled == 0 for _, _, spilled, _ in found), found
+    assert [registers <= most for (_, registers, _, _), most in zip(found, (72, 56, 64))] == [True] * 3, found
 
 
 @pytest.mark.parametrize("width, dtype", [(32, torch.float16), (64, torch.bfloat16), (32, torch.float32)])
