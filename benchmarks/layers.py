@@ -23,7 +23,20 @@ from torch import Tensor
 import tiga as tg
 from benchmarks import command
 from benchmarks.kinks import OtherSide
-from benchmarks.measure import Line, Setting, Table, check, environment, figure, milliseconds, of_each, pair, peak_mib
+from benchmarks.measure import (
+    Line,
+    Setting,
+    Table,
+    attempt,
+    check,
+    environment,
+    figure,
+    milliseconds,
+    of_each,
+    pair,
+    peak_mib,
+    replayed,
+)
 
 HEADS, WIDTH, FEATURES = 4, 32, 128
 LAYERS = {"GATConv": {"add_self_loops": False}, "GATv2Conv": {"add_self_loops": False}, "TransformerConv": {}}
@@ -134,6 +147,17 @@ def reference(work: Work) -> tuple[list[Tensor], list[float]]:
     return exact, [a + b for a, b in zip(rounding, errors(other, exact))]
 
 
+REPLAYED = ("tiga", "tiga compiled", "PyG compiled")
+
+
+def of_graphs(work: Work, name: str, setting: Setting) -> tuple[float, ...]:
+    """Milliseconds of CUDA graphs of forward, and of forward and backward; not a number where none could be made."""
+    forward = lambda: work.calls[name][1](work.x).detach()
+    both = lambda: [t.detach() for t in work.outputs(name)]
+    times = lambda: tuple([milliseconds(replayed(fn, setting), setting) for fn in (forward, both)])
+    return (attempt(times, setting)[0] if name in REPLAYED else None) or (float("nan"),) * 2
+
+
 def line(setting: Setting, layer: str, shape: Shape) -> Line:
     edges, rows = edge_list(shape, setting.most_rows)
     work = made(setting, layer, edges.to(setting.device), rows)
@@ -148,6 +172,7 @@ def line(setting: Setting, layer: str, shape: Shape) -> Line:
             milliseconds(lambda: forward(work.x), setting),
             milliseconds(lambda: work.outputs(name), setting),
             peak_mib(lambda: work.outputs(name), setting),
+            *of_graphs(work, name, setting),
         )
 
     building = milliseconds(lambda: tg.Graph.from_edge_index(work.edges, rows, rows).prepare(), setting)
@@ -157,9 +182,11 @@ def line(setting: Setting, layer: str, shape: Shape) -> Line:
     ours = min((found[n] for n in ("tiga", "tiga compiled") if n in found), key=lambda f: f[1])
     times = [pair(found[n][:2]) if n in found else "" for n in work.calls]
     memory = [figure(found[n][2]) if n in found else "" for n in ("tiga", "PyG compiled", "PyG")]
-    ratio = "" if bar is None else " / ".join(f"{figure(b / a)}x" for a, b in zip(ours[:2], bar))
+    ratios = lambda a, b: " / ".join(f"{figure(y / x)}x" for x, y in zip(a, b))
+    ratio, device = ("", "") if bar is None else (ratios(ours[:2], bar), ratios(ours[3:], bar[3:]))
+    graphs = ", ".join([f"{n} {pair(found[n][3:])}" for n in REPLAYED if n in found])
     bars = {n: (edges.shape[1] / f[0] / 1e6, edges.shape[1] / f[1] / 1e6) for n, f in found.items()}
-    return Line((*times, ratio, " / ".join(memory), figure(building), why), bars)
+    return Line((*times, ratio, graphs, device, " / ".join(memory), figure(building), why), bars)
 
 
 def table(setting: Setting, only: list[str], quick: bool) -> Table:
@@ -172,7 +199,8 @@ def table(setting: Setting, only: list[str], quick: bool) -> Table:
     says = (
         f"Milliseconds forward / forward and backward, both with gradients asked for, {FEATURES} features to {HEADS} "
         f"heads x {WIDTH}, float32, random power-law graphs, one layer with its projections. Ratios are PyG compiled's "
-        "time over that of the faster tiga column; memory is the most above what was held, of forward and backward; "
+        "time over that of the faster tiga column; replayed: of CUDA graphs of the same calls, which leave out what "
+        "the host does in each; memory is the most above what was held, of forward and backward; "
         "building is of the graph that tiga's columns are given, each list of edges once."
     )
     columns = (
@@ -181,6 +209,8 @@ def table(setting: Setting, only: list[str], quick: bool) -> Table:
         "PyG compiled",
         "PyG",
         "ratio",
+        "replayed ms",
+        "ratio, replayed",
         "MiB tiga / PyG compiled / PyG",
         "building",
         "remarks",
