@@ -305,17 +305,28 @@ class Scored(tg.MessagePassing):
 
     reducer = tg.online_softmax()
 
+    def __init__(self, score):
+        super().__init__()
+        self.score = score
+
     def edge(self, src, dst, edge):
-        return self.reducer(torch.where(src.a > 1, float("-inf"), leaky_relu(src.a + dst.a * edge.w, 0.2)), src.v)
+        return self.reducer(self.score(src.a, dst.a, edge.w), src.v)
 
 
-@pytest.mark.parametrize("split", [3, 100])
-@pytest.mark.parametrize("heads, width", [(3, 5), (1, 4)])
-def test_sums_that_forward_keeps(heads, width, split, monkeypatch):
+SCORES = [
+    lambda j, i, w: torch.where(j > 1, float("-inf"), leaky_relu(j + i * w, 0.2)),
+    lambda j, i, w: torch.exp(j + i) * w,
+    lambda j, i, w: torch.where(i > 0, j + i, 0.5 * (j + i)) + w,
+]
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("heads, width, split", [(3, 5, 3), (1, 4, 100)])
+def test_sums_that_forward_keeps(heads, width, split, score, monkeypatch):
     monkeypatch.setattr(preparation, "SPLIT", split)
     graph, edges = listed([(e % 6, e * e % 4) for e in range(23)])  # row 4 is empty
     src, dst = {"a": fields(6, heads), "v": fields(6, heads, width)}, {"a": fields(5, heads)}
-    assert_same(*both(Scored(), graph, edges, src, dst, {}, {"w": fields(23, heads)}, again=True))
+    assert_same(*both(Scored(score), graph, edges, src, dst, {}, {"w": fields(23, heads)}, again=True))
     works = [key[0].work for key in launch_rows._records]
     assert any([not work.folds and work.owner == "dst" for work in works]), "node work before a pass by source"
     assert any([len(f.args) == 4 for work in works for f in work.folds]), "one softmax of three values"

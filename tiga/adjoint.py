@@ -28,7 +28,8 @@ _LAZY = ("sum", "unsqueeze", "squeeze", "permute", "to", "spread", "expand_like"
 def augment(text: str) -> str:
     """The program that also returns what its derivatives read: results of folds (`saved_dtype`)."""
     passes.ran("augment")
-    own = tuple([k for k, r in enumerate(parse(text).returns) if parse(text).types[r].floating])
+    p = parse(text)
+    own = tuple([k for k, r in enumerate(p.returns) if p.types[r].floating])
     return _grown(_with_kept_sums(_grown(text), own))
 
 
@@ -96,7 +97,7 @@ def adjoint(text: str, wanted: tuple[int, ...], given: tuple[int, ...]) -> Deriv
 
 
 class _Adjoint(Derivation):
-    """more: as tiga.kept_sums says."""
+    """more: whether kept sums that the program does not have yet may be wished for (`KeptSums`)."""
 
     def __init__(
         self, p: Program, wanted: tuple[int, ...], given: tuple[int, ...], saved: dict[str, int], more: bool = False

@@ -22,10 +22,10 @@ class NotLinear(Exception):
 
 
 class Term(NamedTuple):
-    """row * weight * rest, of an edge value, or less that; summed: the last feature of row * vector is summed first.
+    """row * weight * rest at every edge, taken off where `less`; `summed`: <row, vector> * weight * rest.
 
-    row: the row's own value. weight: the word of a softmax's weight. rest: what else differs from edge to edge.
-    flat: the value has lost the feature that was summed.
+    row: the row's own value. weight: the word of a softmax's weight p_e. rest: w_e, what else differs from edge to
+    edge. flat: the feature that <,> sums is gone, where else it has size 1.
     """
 
     row: Value
@@ -94,10 +94,10 @@ class KeptSums:
             raise NotLinear
         return _RULES[op](self, self.lines[v.ref].attrs, *args)
 
-    def added(self, attrs: tuple, a: Value, b: Value) -> list[Term]:
+    def total(self, attrs: tuple, a: Value, b: Value) -> list[Term]:
         return self.terms(a) + self.terms(b)
 
-    def less(self, attrs: tuple, a: Value, b: Value) -> list[Term]:
+    def difference(self, attrs: tuple, a: Value, b: Value) -> list[Term]:
         return self.terms(a) + self.negative(attrs, b)
 
     def negative(self, attrs: tuple, a: Value) -> list[Term]:
@@ -209,52 +209,54 @@ class KeptSums:
             self.wished.append((at, x))
         return found
 
-    def written(self, at: int, x: Value) -> list[Line] | None:
-        """The lines of a value in the primal program, where it would be known at its line `at`."""
-        p, lines = self.d.p, []
-        known = {o.ref: o.ref for o in p.operands}
-        folded: set[str] = set()
+    def written(self, at: int, x: Value) -> tuple[str, list[Line]] | None:
+        """A value's word in the primal program, where its line `at` stands, and the lines that it takes beside those
+        which are there; None where it is not known there."""
+        p, folded = self.d.p, set[str]()
+        words = {ref: ref for ref in [o.ref for o in p.operands] + list(p.scalars)}
         for line in p.lines[:at]:
             if line.op in ("reduce", "scan") or any([a in folded for a in line.args]):
                 folded.update(line.outs)
             else:
-                known[self.d.values[line.outs[0]].ref] = line.outs[0]
-
-        def write(ref: str) -> str | None:
-            if ref in known or ref[0] != "%":
-                return known.get(ref, ref if literal(ref) is not None else None)
-            line = self.lines.get(ref)
-            if line is None or line.op in ("reduce", "scan"):
-                return None
-            words = [write(a) for a in line.args]
-            known[ref] = f"{ref}.{at}"
-            if None in words:
-                return None
-            lines.append(Line((known[ref],), line.op, tuple([w for w in words if w is not None]), line.attrs))
-            return known[ref]
-
+                words[self.d.values[line.outs[0]].ref] = line.outs[0]
         self.look()
-        return None if write(x.ref) is None else lines
+        lines: list[Line] = []
+        word = self.word(x.ref, f".{at}", words, lines)
+        return None if word is None else (word, lines)
+
+    def word(self, ref: str, mark: str, words: dict[str, str], lines: list[Line]) -> str | None:
+        """Of a value of the derived program the word in the primal one. New lines are named with a mark."""
+        if ref in words:
+            return words[ref]
+        line = self.lines.get(ref)
+        if line is None:
+            return ref if literal(ref) is not None else None
+        args = [self.word(a, mark, words, lines) for a in line.args]
+        if line.op in ("reduce", "scan") or None in args:
+            return None
+        words[ref] = ref + mark
+        lines.append(Line((words[ref],), line.op, tuple([a for a in args if a is not None]), line.attrs))
+        return words[ref]
 
     def extended(self) -> Program:
         """The primal program with the means that were wished for, as results after its own."""
         p = self.d.p
-        after: dict[int, list[Line]] = {}
+        after: dict[int, dict[str, Line]] = {}  # by the softmax that they follow, and by name
         returns = list(p.returns)
         for number, (at, x) in enumerate(self.wished):
-            lines = self.written(at, x) or []
-            have = {o for line in after.get(at, ()) for o in line.outs}
-            fold = Line((f"%kept{number}", f"%lse{number}"), "reduce", (p.lines[at].args[0], lines[-1].outs[0]), FOLD)
-            after.setdefault(at, []).extend([*[line for line in lines if line.outs[0] not in have], fold])
+            word, lines = self.written(at, x) or ("", [])
+            fold = Line((f"%kept{number}", f"%lse{number}"), "reduce", (p.lines[at].args[0], word), FOLD)
+            after.setdefault(at, {}).update({line.outs[0]: line for line in (*lines, fold)})
             returns.append(fold.outs[0])
-        all_lines, names = numbered([x for at, line in enumerate(p.lines) for x in (line, *after.get(at, ()))])
-        return p.untyped(lines=all_lines, returns=tuple([names.get(r, r) for r in returns]))
+        every = [x for at, line in enumerate(p.lines) for x in (line, *after.get(at, {}).values())]
+        lines_of, names = numbered(every)
+        return p.untyped(lines=lines_of, returns=tuple([names.get(r, r) for r in returns]))
 
 
 FOLD = ("dst", "softmax")
 _RULES: dict[str, Callable[..., list[Term]]] = {
-    "add": KeptSums.added,
-    "sub": KeptSums.less,
+    "add": KeptSums.total,
+    "sub": KeptSums.difference,
     "neg": KeptSums.negative,
     "mul": KeptSums.product,
     "div": KeptSums.quotient,

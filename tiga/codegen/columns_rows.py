@@ -20,7 +20,7 @@ class Columns(Products):
         ref, t = line.args[0], int(line.attrs[0])
         base, stored = self.base(ref), self.p.types[ref].dtype
         row, step = self.argument(base + "_row", "row", ref), self.argument(base + "_s0", "stride", ref, 1)
-        name, lead, live = self.where(ref)
+        name, lead, live = self.rows_read(ref)
         dtype = compute_dtype(stored)
         at = f"{name} * {row} + {t} * {step}" if t else f"{name} * {row}"
         text = f"tl.load({base} + {at}, mask={live}, other=0)"

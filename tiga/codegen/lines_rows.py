@@ -165,12 +165,12 @@ class Lines:
             return self.shared(ref, t, axes)
         base = self.base(ref)
         stride = self.argument(base + "_row", "row", ref)
-        row, lead, live = self.where(ref)
+        row, lead, live = self.rows_read(ref)
         if lead == 2:
             self.gathered.add(ref)
         return self.load(lead, f"{base}, {row} * {stride}, {live}", base, ref, axes, t.dtype)
 
-    def where(self, ref: str) -> tuple[str, int, str]:
+    def rows_read(self, ref: str) -> tuple[str, int, str]:
         """The rows of a field that are read, how many dimensions they have, and which of them are there."""
         place = self.p.types[ref].place
         self.numbers = self.numbers or place == "edge"

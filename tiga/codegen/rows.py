@@ -343,10 +343,8 @@ def softmaxes_joined(p: Program, lines: tuple[Line, ...]) -> tuple[Line, ...]:
     found: list[Line] = []
     for line in lines:
         at = next((k for k, x in enumerate(found) if alike_softmax(x, line)), None)
-        if at is None or line.outs[1] in read:
-            found.append(line)
-            continue
-        if any([a in found[at].outs for x in (*found[at + 1 :], line) for a in x.args]):
+        since = {a for x in (*found[at + 1 :], line) for a in x.args} if at is not None else set()
+        if at is None or line.outs[1] in read or not since.isdisjoint(found[at].outs):
             found.append(line)
             continue
         first = found.pop(at)
