@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tiga.codegen.device_products import summed
+
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
@@ -252,7 +254,7 @@ def careful(
     """
     weight = tl.where(live, weight, 0.0)
     finite = tl.abs(x.to(tl.float32)) < float("inf")
-    total = tl.dot(weight.to(x.dtype), tl.where(finite, x, 0.0), total, input_precision=PRECISION)
+    total = summed(total, weight, tl.where(finite, x, 0.0), PRECISION)
     if tl.min(finite.to(tl.int32)) == 0:
         cols = tl.arange(0, weight.shape[1])
         d = tl.arange(0, BLOCK_D)

@@ -16,6 +16,9 @@ class FoldEmitter(RowEmitter):
     how: str
     block: str
 
+    def arrive(self, ref: str) -> None:
+        """A vector of the others is about to be read."""
+
     def live(self) -> str:
         """The pairs of a tile that are edges."""
         return "live" if self.how != "full" else "live_own[:, None]"
@@ -79,13 +82,17 @@ class FoldEmitter(RowEmitter):
         assert f.field is not None
         n = self.names[f.field.ref, "vector"]
         put = lambda text: self.put(self.depth, text)
+        self.arrive(f.field.ref)
         if self.how == "careful":
             d = self.width(f.field.vector)
             rows = f"{n}, at, {n}_row, {n}_d, num_other, {d}, BLOCK_{d}, PRECISION"
             put(f"sum{k} = careful(weight{k}, live, {n}_v, sum{k}, {rows})")
             return
         weight = f"tl.where(live, weight{k}, 0.0)" if self.how == "masked" else f"weight{k}"
-        put(f"sum{k} = tl.dot({weight}.to({n}_v.dtype), {n}_v, sum{k}, input_precision=PRECISION)")
+        if self.wide_vectors:
+            put(f"sum{k} = summed(sum{k}, {weight}, {n}_v, PRECISION)")
+        else:
+            put(f"sum{k} = tl.dot({weight}.to({n}_v.dtype), {n}_v, sum{k}, input_precision=PRECISION)")
 
     def softmax(self, k: int, f: Fold) -> None:
         self.scores(k, f)

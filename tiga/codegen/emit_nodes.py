@@ -19,6 +19,7 @@ import triton.language as tl
 from tiga.codegen.device import careful, features, features_only, find_block, further, gathered
 from tiga.codegen.device import load_numbers, load_rows, part_of, place, poisoned, scattered, sign, store_rows
 from tiga.codegen.device import tanh, uniform
+from tiga.codegen.device_products import inner, pieces, summed
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 """
@@ -70,6 +71,7 @@ class RowEmitter:
         self.rows: list[str] = []
         self.parameters: list[Parameter] = []
         self.short = any(x.mode == "vector" and x.dtype in ("f16", "bf16") for x in work.inputs)
+        self.wide_vectors = any(x.mode == "vector" and x.dtype == "f32" for x in work.inputs)
         self.nodes = Values(self.axes, lambda text: self.put(1, text), self.short)
 
     def put(self, depth: int, text: str) -> None:

@@ -23,6 +23,7 @@ class Emitter(PrunedEmitter):
             self.ranges()
             if self.lists():
                 self.find_lists()
+            self.take_apart()
             self.start(1)
             self.loop("masked")
             if self.span in ("band", "blocks", "rows1"):
@@ -30,6 +31,21 @@ class Emitter(PrunedEmitter):
             self.again()
         for k, f in enumerate(self.work.folds):
             self.result(k, f)
+
+    def take_apart(self) -> None:
+        """The owners' float32 vectors as pieces for products: once, before the loops."""
+        self.pieces: dict[str, str] = {}
+        for line in [self.p.definitions[ref] for ref in self.work.inners] if self.wide_vectors else ():
+            own, _ = self.ends(line)
+            if own not in self.pieces:
+                self.pieces[own] = f"{self.names.get((own, 'vector')) or self.nodes.name(own)}_p"
+                vector = self.nodes.text(self.wide(own), "f32")
+                self.put(1, f"{self.pieces[own]} = pieces({vector}, PRECISION)")
+
+    def ends(self, line: Line) -> tuple[str, str]:
+        """The owners' and the others' vector of an inner product."""
+        src, dst = self.work.inners[line.outs[0]]
+        return (dst, src) if self.work.owner == "dst" else (src, dst)
 
     # Which tiles.
 
@@ -138,9 +154,10 @@ class Emitter(PrunedEmitter):
         masked = self.how != "full"
         values = self.edges = Values(self.axes, put, self.short, self.nodes)
         self.enter()
+        self.unread = {x.ref: x for x in self.work.inputs if self.is_last_minute(x)}
         put(f"other = at + tl.arange(0, {self.block})")
         for x in self.work.inputs:
-            if x.side == "far" and x.mode in ("number", "vector"):
+            if x.side == "far" and x.mode in ("number", "vector") and not self.is_last_minute(x):
                 self.bring(x)
         if masked:
             self.mask()
@@ -176,6 +193,15 @@ class Emitter(PrunedEmitter):
         dtype = "f32" if self.p.types[o.ref].floating else ""
         live = f"{self.live()} & (other < num_other)[None, :]" if self.how == "full" else "live"
         self.put(self.depth, f"tl.store(edge{k} + number * edge{k}_row{more}, {self.pair(o.ref, dtype)}, mask={live})")
+
+    def is_last_minute(self, x: Input) -> bool:
+        """Whether a vector is loaded where a product first reads it, so that fewer wait in registers to be taken apart."""
+        return self.wide_vectors and self.work.tile is None and x.side == "far" and x.mode == "vector"
+
+    def arrive(self, ref: str) -> None:
+        x = self.unread.pop(ref, None)
+        if x is not None:
+            self.load_far(x)
 
     def load_far(self, x: Input) -> None:
         n, masked = self.names[x.ref, x.mode], self.how != "full"
@@ -252,17 +278,19 @@ class Emitter(PrunedEmitter):
             self.edges.line(line)
 
     def inner(self, line: Line) -> None:
-        src, dst = self.work.inners[line.outs[0]]
-        own, far = (dst, src) if self.work.owner == "dst" else (src, dst)
+        own, far = self.ends(line)
+        self.arrive(far)
         x = f"{self.names[far, 'vector']}_v"
-        kept = self.nodes.value(self.wide(own))
-        far_dtype, own_dtype = self.p.types[far].dtype, self.p.types[own].dtype
-        a = kept.text
-        if far_dtype == own_dtype:
-            a += "" if kept.dtype == own_dtype else f".to({x}.dtype)"
+        if own in self.pieces:
+            text = f"inner({self.pieces[own]}, {x}, PRECISION)"
         else:
-            a, x = f"{a}.to(tl.float32)", f"{x}.to(tl.float32)"
-        text = f"tl.dot({a}, tl.trans({x}), input_precision=PRECISION)"
+            kept, far_dtype, own_dtype = self.nodes.value(self.wide(own)), self.p.types[far].dtype, self.p.types[own].dtype
+            a = kept.text
+            if far_dtype == own_dtype:
+                a += "" if kept.dtype == own_dtype else f".to({x}.dtype)"
+            else:
+                a, x = f"{a}.to(tl.float32)", f"{x}.to(tl.float32)"
+            text = f"tl.dot({a}, tl.trans({x}), input_precision=PRECISION)"
         self.edges.set(line.outs[0], text, "mn", "f32", line)
 
     def feature_loop(self, line: Line) -> None:

@@ -39,17 +39,18 @@ def load(text: str) -> Any:
     return scope["propagate"]
 
 
-def precision(itemsize: int, device: torch.device) -> str:
-    """How products of 32-bit vectors are made: of three tf32 products each, which keeps about float32's digits.
+def precision(itemsize: int, device: torch.device, several: str = "tf32x3") -> str:
+    """How products of 32-bit vectors are made: of several each, which keeps about float32's digits.
 
-    "tf32" or "ieee", one number at a time and much slower, where `torch.backends.cuda.matmul.fp32_precision` asks for
+    Of three tf32 products, or, where a kernel makes its own pieces (`device_products.py`), "bf16x6": of six products of
+    bfloat16. These take as long, but three pieces take 6 bytes a number, and two tf32 numbers 8. "tf32" or "ieee", one number at a time and much slower, where `torch.backends.cuda.matmul.fp32_precision` asks for
     them - the older `allow_tf32` and `set_float32_matmul_precision` set it as well; "ieee" on devices without tf32.
     """
     asked = float32_setting()
     old = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
     if itemsize < 4 or old or asked == "ieee":
         return "ieee"
-    return "tf32" if asked == "tf32" else "tf32x3"
+    return "tf32" if asked == "tf32" else several
 
 
 def float32_setting() -> str:

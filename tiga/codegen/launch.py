@@ -91,7 +91,7 @@ class Launch:
         itemsize = max(
             [self.call.tensors[x.ref].element_size() for x in self.work.inputs if x.mode == "vector"], default=4
         )
-        self.precision = precision(itemsize, self.call.device)
+        self.precision = precision(itemsize, self.call.device, "bf16x6")
         return itemsize
 
     def tuned(self, source: Source, some: list[Plan], words: tuple, timed: bool) -> list[Plan]:

@@ -1,0 +1,68 @@
+"""Products of float32 vectors on tensor cores, of bfloat16 pieces."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def pieces(x, PRECISION: tl.constexpr):
+    """(high, middle, low), bfloat16, of float32 x = high + middle + low: each has the next 8 of x's 24 binary digits.
+
+    Of another precision (x,). Of inf and nan high is the same, and the others are nan.
+    """
+    if PRECISION == "bf16x6":
+        high = tl.where(x == x, x, float("nan")).to(tl.int32, bitcast=True)  # a nan that has its digit in the upper half
+        rest = x - (high & -65536).to(tl.float32, bitcast=True)
+        middle = rest.to(tl.int32, bitcast=True)
+        low = (rest - (middle & -65536).to(tl.float32, bitcast=True)).to(tl.int32, bitcast=True)
+        return upper(high), upper(middle), upper(low)
+    else:
+        return (x,)
+
+
+@triton.jit
+def upper(digits):
+    """The upper halves of float32's digits, as bfloat16."""
+    return (digits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def product(a, b, PRECISION: tl.constexpr):
+    """sum_k a[i, k] b[k, j] of pieces.
+
+    Of three each, six products of bfloat16, smallest first; the three left out are 2^-24 of |a| |b| in the mean. Where
+    their sum is no number, as of inf times a piece that is 0, the product of the highest pieces alone is what float32's
+    would be.
+    """
+    if len(a) == 3:
+        small = tl.dot(a[0], b[2])
+        small = tl.dot(a[1], b[1], small)
+        small = tl.dot(a[2], b[0], small)
+        small = tl.dot(a[0], b[1], small)
+        small = tl.dot(a[1], b[0], small)
+        return tl.dot(a[0], b[0], tl.where(small == small, small, 0.0))
+    else:
+        return tl.dot(a[0], b[0], input_precision=PRECISION)
+
+
+@triton.jit
+def inner(a, x, PRECISION: tl.constexpr):
+    """sum_d a[i, d] x[j, d] of pieces of the owners' vectors a, and the others' vectors x."""
+    b = pieces(x.to(tl.float32), PRECISION)
+    if len(b) == 3:
+        return product(a, (tl.trans(b[0]), tl.trans(b[1]), tl.trans(b[2])), PRECISION)
+    else:
+        return product(a, (tl.trans(b[0]),), PRECISION)
+
+
+@triton.jit
+def summed(total, weight, x, PRECISION: tl.constexpr):
+    """total[i] + sum_j weight[i, j] x[j], of products of x's dtype."""
+    if x.dtype != tl.float32:
+        return tl.dot(weight.to(x.dtype), x, total)
+    elif PRECISION == "bf16x6":
+        return total + product(pieces(weight, PRECISION), pieces(x, PRECISION), PRECISION)
+    else:
+        return tl.dot(weight, x, total, input_precision=PRECISION)
