@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+LEAST: tl.constexpr = tl.constexpr(-3.4028234663852886e38)  # of float32's numbers
+
 
 @triton.jit
 def pieces(x, PRECISION: tl.constexpr):
@@ -13,9 +15,9 @@ def pieces(x, PRECISION: tl.constexpr):
     Of another precision (x,). Of inf and nan high is the same, and the others are nan.
     """
     if PRECISION == "bf16x6":
-        high = tl.where(x == x, x, float("nan")).to(tl.int32, bitcast=True)  # a nan that has its digit in the upper half
+        high = (x + 0.0).to(tl.int32, bitcast=True)  # a nan now has a digit in the upper half
         rest = x - (high & -65536).to(tl.float32, bitcast=True)
-        middle = rest.to(tl.int32, bitcast=True)
+        middle = rest.to(tl.int32, bitcast=True) + 32768  # rounded, so that what a product leaves out has either sign
         low = (rest - (middle & -65536).to(tl.float32, bitcast=True)).to(tl.int32, bitcast=True)
         return upper(high), upper(middle), upper(low)
     else:
@@ -33,8 +35,8 @@ def product(a, b, PRECISION: tl.constexpr):
     """sum_k a[i, k] b[k, j] of pieces.
 
     Of three each, six products of bfloat16, smallest first; the three left out are 2^-24 of |a| |b| in the mean. Where
-    their sum is no number, as of inf times a piece that is 0, the product of the highest pieces alone is what float32's
-    would be.
+    five of them sum to nan, a factor is inf or nan, and the product of the highest pieces alone is float32's: `maximum`
+    gives a number for the nan.
     """
     if len(a) == 3:
         small = tl.dot(a[0], b[2])
@@ -42,7 +44,7 @@ def product(a, b, PRECISION: tl.constexpr):
         small = tl.dot(a[2], b[0], small)
         small = tl.dot(a[0], b[1], small)
         small = tl.dot(a[1], b[0], small)
-        return tl.dot(a[0], b[0], tl.where(small == small, small, 0.0))
+        return tl.dot(a[0], b[0], tl.maximum(small, LEAST))
     else:
         return tl.dot(a[0], b[0], input_precision=PRECISION)
 
