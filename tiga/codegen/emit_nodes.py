@@ -19,7 +19,7 @@ import triton.language as tl
 from tiga.codegen.device import careful, features, features_only, find_block, further, gathered
 from tiga.codegen.device import load_numbers, load_rows, part_of, place, poisoned, scattered, sign, store_rows
 from tiga.codegen.device import tanh, uniform
-from tiga.codegen.device_products import inner, pieces, summed
+from tiga.codegen.device_products import inner, load_rows_again, pieces, summed
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 """
@@ -69,6 +69,7 @@ class RowEmitter:
         self.vectors = list(dict.fromkeys([v for v in vectors if v is not None]))
         self.columns = list(dict.fromkeys([axis for axis, _ in work.loops.values()]))
         self.rows: list[str] = []
+        self.vector_loads: dict[str, str] = {}
         self.parameters: list[Parameter] = []
         self.short = any(x.mode == "vector" and x.dtype in ("f16", "bf16") for x in work.inputs)
         self.wide_vectors = any(x.mode == "vector" and x.dtype == "f32" for x in work.inputs)
@@ -257,8 +258,10 @@ class RowEmitter:
         refs = [*work.for_edge_outputs, *inside, *[r for f in work.folds for r in f.lines]]
         lines = [*work.before, *[self.p.definitions[r] for r in refs], *[f.line for f in work.folds]]
         read = [a for line in lines for a in line.args]
-        # a product that only folds or sums read has no line of its own
-        read += [a for r in read if r in self.p.definitions for a in self.p.definitions[r].args]
+        # a product that only folds or sums read has no line of its own; what is a field is not computed
+        given = {x.ref for x in work.inputs}
+        behind = [self.p.definitions[r] for r in read if r in self.p.definitions and self.axes.same(r) not in given]
+        read += [a for line in behind for a in line.args]
         read += [r for f in work.folds for r in (f.weight, *f.factors) if r is not None]
         return {self.axes.same(r) for r in read} | {r for pair in work.inners.values() for r in pair}
 
@@ -275,6 +278,7 @@ class RowEmitter:
                 name, shape, dtype = self.wide(x.ref), "md" if x.side == "own" else "d", x.dtype
                 rows = f"own, {more[3:] or '0'}, {n}_row, {n}_d, live_own" if x.side == "own" else f"{n}_d"
                 text = f"{'load_rows' if x.side == 'own' else 'features'}({n}, {rows}, {d}, BLOCK_{d})"
+                self.vector_loads[x.ref] = text
             elif x.side == "own":
                 text = f"load_numbers({n}, own, {more[3:] or '0'}, {n}_row, live_own){cast}"
             else:

@@ -29,6 +29,7 @@ class Emitter(PrunedEmitter):
             if self.span in ("band", "blocks", "rows1"):
                 self.loop("full")
             self.again()
+            self.bring_back()
         for k, f in enumerate(self.work.folds):
             self.result(k, f)
 
@@ -41,6 +42,19 @@ class Emitter(PrunedEmitter):
                 self.pieces[own] = f"{self.names.get((own, 'vector')) or self.nodes.name(own)}_p"
                 vector = self.nodes.text(self.wide(own), "f32")
                 self.put(1, f"{self.pieces[own]} = pieces({vector}, PRECISION)")
+
+    def bring_back(self) -> None:
+        """Loads such vectors again that results read: the loops have no registers to keep them in."""
+        after = [a for line in self.work.after for a in line.args] + [o.ref for o in self.work.outputs]
+        after += [ref for f in self.work.folds for ref in f.factors]
+        read = {self.axes.same(a) for a in after} if self.stage == "whole" else set()
+        found = [ref for ref in self.pieces if ref in read and ref in self.vector_loads]
+        if found and self.work.packed is None:
+            self.put(1, "own = own_first + tl.minimum(num_heads, 0) + tl.arange(0, BLOCK_M)  # nor for addresses")
+        for ref in found:
+            if ref in read and ref in self.vector_loads:
+                load = self.vector_loads[ref].replace("load_rows(", "load_rows_again(")
+                self.put(1, f"{self.names[ref, 'vector']}_v = {load}")
 
     def ends(self, line: Line) -> tuple[str, str]:
         """The owners' and the others' vector of an inner product."""
