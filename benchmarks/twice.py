@@ -81,7 +81,7 @@ def table(setting: Setting) -> Table:
     says = (
         "Dense attention, 4,096 rows, 16 heads of 64: forward, backward and the gradient of the gradients, random "
         "cotangents. Plain torch is softmax(q k^T) v in the same dtype; its float32 products are ieee, tiga's are of "
-        "three tf32 products each, unless torch is asked for others. Error: the largest of ||x - exact|| / ||exact|| "
+        "six bfloat16 products each, unless torch is asked for others. Error: the largest of ||x - exact|| / ||exact|| "
         "over all seven results of one head against float64."
     )
     columns = ("tiga ms", "plain torch ms", "speed", "tiga peak MiB", "plain peak MiB", "tiga error", "plain error")

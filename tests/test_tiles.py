@@ -10,10 +10,10 @@ from interpreting import interpreted
 
 import tiga as tg
 from tiga.adjoint import adjoint, augment
-from tiga.codegen import kernels, launch
+from tiga.codegen import kernels, launch, steps
 from tiga.codegen.calls import Call
 from tiga.codegen.plan import Plan, plans
-from tiga.ops import tiles
+from tiga.ops import propagate, tiles
 from tiga.parser import parse
 
 
@@ -52,7 +52,7 @@ def test_cases_run_as_kernels_under_the_interpreter():
 
 
 def test_orders_layouts_parts_and_tables_under_the_interpreter():
-    launched, written = interpreted("tiles_interpreted.py", "lowering_interpreted.py")
+    launched, written = interpreted("tiles_interpreted.py", "lowering_interpreted.py", "products_interpreted.py")
     assert launched > 80 and written > 15
 
 
@@ -86,14 +86,18 @@ def test_what_does_not_fit_says_why(dtype, graph, reason):
     assert sources(call(Attention(), graph, dtype).program) == ([], reason)
 
 
-@pytest.mark.parametrize("asked, wanted", [("none", "tf32x3"), ("tf32", "tf32"), ("ieee", "ieee")])
-def test_float32_products_are_made_as_torch_is_asked(asked, wanted):
+@pytest.mark.parametrize(
+    "asked, wanted, of_tiles", [("none", "tf32x3", "bf16x6"), ("tf32", "tf32", "tf32"), ("ieee", "ieee", "ieee")]
+)
+def test_float32_products_are_made_as_torch_is_asked(asked, wanted, of_tiles):
     """By the newer name of the setting, after which the older one can no longer be read."""
     cpu, tensors = torch.device("cpu"), [torch.randn(4, 1, 8)] * 3
     p = parse(call(Attention(), tg.Graph.dense(4)).program)
     with float32_products(asked):
         assert (kernels.precision(4, cpu), kernels.precision(2, cpu)) == (wanted, "ieee")
-        assert Call(p, tensors, (4, 4), (1.0,), []).key[-1] == asked
+        made = Call(p, tensors, (4, 4), (1.0,), [])
+        work = launch.Launch(tiles.planned(p)[1][0], made, tiles.spans)
+        assert (made.key[-1], work.widths(), work.precision) == (asked, 4, of_tiles)
 
 
 def test_refusals_of_the_cases():
@@ -120,6 +124,7 @@ COMPILED = [
     (torch.bfloat16, 64, tg.Graph.triangular(64)),
     (torch.float16, 64, tg.Graph.cu_seqlens([0, 5, 5, 20, 64])),
     (torch.bfloat16, 32, tg.Graph.window(64, 3)),
+    (torch.float32, 64, tg.Graph.triangular(64)),
 ]
 
 
@@ -133,3 +138,35 @@ def test_kernels_compile_without_spills(dtype, width, graph, capability, monkeyp
     arguments = call(Attention(), graph, dtype, width)
     found = usage(full, arguments, capability)
     assert found and all(spilled == 0 for _, spilled in found), found
+
+
+def test_second_derivatives_of_float32_fit_tiles_that_a_warpgroup_multiplies(monkeypatch):
+    """All kernels of forward, backward and twice, of 64 numbers, on sm_90: in its memory and, but for a few, registers."""
+    from compiled import compile_for, used
+
+    taken = {}
+
+    def runner(text, values, plan, grid, device):
+        if "inner(" not in text:
+            return kernels.Runner(lambda *arguments: None, 0)
+        options = {"num_warps": plan.warps, "num_stages": plan.stages}
+        kernel = compile_for(kernels.load(text), values, options, 90)
+        spilled = used(kernel)[1] // 4
+        if kernel.metadata.shared > 227 << 10:
+            return None
+        taken.setdefault(text, {})[spilled] = plan
+        return kernels.Runner(lambda *arguments: None, spilled, kernel)
+
+    monkeypatch.setattr(launch, "runner", runner)
+    monkeypatch.setattr(launch, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(propagate, "KERNEL_DEVICES", propagate.KERNEL_DEVICES | {"cpu"})
+    steps._records.clear()
+    leaves = [torch.randn(4096, 16, 64, requires_grad=True) for _ in range(3)]
+    q, k, v = leaves
+    out = Attention()(graph=tg.Graph.dense(4096), src={"key": k, "value": v}, dst={"query": q}, scale=0.125)
+    first = torch.autograd.grad(out, leaves, out.detach(), create_graph=True)
+    torch.autograd.grad(first, leaves, [x.detach() for x in first])
+    steps._records.clear()
+    assert len(taken) >= 8
+    for tried in taken.values():
+        assert min(tried) <= launch.HARDLY_SPILLED and tried[min(tried)].block_m >= 64, tried

@@ -34,6 +34,15 @@ FEW_OWNERS = 32  # of a tile
 SHORT = 16  # tiles of up to 64 others: of few owners, so many take no more time than parts, a launch, and their merge
 FEW_SPILLED = 64  # registers of a thread in memory, which cost less than
 TINY = 256  # numbers of a tile
+HARDLY_SPILLED = 8  # registers, which cost less than tiles whose products no warpgroup makes: of fewer owners than
+WARPGROUP = 64
+
+
+def most_spilled(plan: Plan, best: Plan | None) -> int:
+    """The registers that the best plan so far may spill for this one, further down the list, not to be tried."""
+    if plan.block_m * plan.block_n <= TINY:
+        return FEW_SPILLED
+    return HARDLY_SPILLED if best is not None and plan.block_m < WARPGROUP <= best.block_m else 0
 
 
 class Launch:
@@ -68,7 +77,7 @@ class Launch:
         some = self.tuned(source, some, (*padded, itemsize), timed)
         best: Steps | None = None
         for plan in plans_of(self.work, some, itemsize, self.items):
-            if best is not None and best.spilled <= FEW_SPILLED and plan.block_m * plan.block_n <= TINY:
+            if best is not None and best.spilled <= most_spilled(plan, best.plan):
                 break
             found = self.with_plan(plan)
             if found is not None and (best is None or found.spilled < best.spilled):
