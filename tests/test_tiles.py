@@ -141,7 +141,7 @@ def test_kernels_compile_without_spills(dtype, width, graph, capability, monkeyp
 
 
 def test_second_derivatives_of_float32_fit_tiles_that_a_warpgroup_multiplies(monkeypatch):
-    """All kernels of forward, backward and twice, of 64 numbers, on sm_90: in its memory and, but for a few, registers."""
+    """All kernels of forward, backward and twice, on sm_90: 64 owners or more, and few registers in memory."""
     from compiled import compile_for, used
 
     taken = {}

@@ -37,7 +37,7 @@ class Emitter(PrunedEmitter):
         """The owners' float32 vectors as pieces for products: once, before the loops."""
         self.pieces: dict[str, str] = {}
         for line in [self.p.definitions[ref] for ref in self.work.inners] if self.wide_vectors else ():
-            own, _ = self.ends(line)
+            own, _ = self.ends_of(line)
             if own not in self.pieces:
                 self.pieces[own] = f"{self.names.get((own, 'vector')) or self.nodes.name(own)}_p"
                 vector = self.nodes.text(self.wide(own), "f32")
@@ -52,11 +52,10 @@ class Emitter(PrunedEmitter):
         if found and self.work.packed is None:
             self.put(1, "own = own_first + tl.minimum(num_heads, 0) + tl.arange(0, BLOCK_M)  # nor for addresses")
         for ref in found:
-            if ref in read and ref in self.vector_loads:
-                load = self.vector_loads[ref].replace("load_rows(", "load_rows_again(")
-                self.put(1, f"{self.names[ref, 'vector']}_v = {load}")
+            load = self.vector_loads[ref].replace("load_rows(", "load_rows_again(")
+            self.put(1, f"{self.names[ref, 'vector']}_v = {load}")
 
-    def ends(self, line: Line) -> tuple[str, str]:
+    def ends_of(self, line: Line) -> tuple[str, str]:
         """The owners' and the others' vector of an inner product."""
         src, dst = self.work.inners[line.outs[0]]
         return (dst, src) if self.work.owner == "dst" else (src, dst)
@@ -209,7 +208,7 @@ class Emitter(PrunedEmitter):
         self.put(self.depth, f"tl.store(edge{k} + number * edge{k}_row{more}, {self.pair(o.ref, dtype)}, mask={live})")
 
     def is_last_minute(self, x: Input) -> bool:
-        """Whether a vector is loaded where a product first reads it, so that fewer wait in registers to be taken apart."""
+        """Whether a vector is loaded where a product first reads it: fewer wait in registers to be taken apart."""
         return self.wide_vectors and self.work.tile is None and x.side == "far" and x.mode == "vector"
 
     def arrive(self, ref: str) -> None:
@@ -292,25 +291,28 @@ class Emitter(PrunedEmitter):
             self.edges.line(line)
 
     def inner(self, line: Line) -> None:
-        own, far = self.ends(line)
+        own, far = self.ends_of(line)
         self.arrive(far)
         x = f"{self.names[far, 'vector']}_v"
-        if own in self.pieces:
-            text = f"inner({self.pieces[own]}, {x}, PRECISION)"
+        kept = self.nodes.value(self.wide(own))
+        far_dtype, own_dtype = self.p.types[far].dtype, self.p.types[own].dtype
+        a = kept.text
+        if far_dtype == own_dtype:
+            a += "" if kept.dtype == own_dtype else f".to({x}.dtype)"
         else:
-            kept, far_dtype, own_dtype = self.nodes.value(self.wide(own)), self.p.types[far].dtype, self.p.types[own].dtype
-            a = kept.text
-            if far_dtype == own_dtype:
-                a += "" if kept.dtype == own_dtype else f".to({x}.dtype)"
-            else:
-                a, x = f"{a}.to(tl.float32)", f"{x}.to(tl.float32)"
-            text = f"tl.dot({a}, tl.trans({x}), input_precision=PRECISION)"
+            a, x = f"{a}.to(tl.float32)", f"{x}.to(tl.float32)"
+        text = f"tl.dot({a}, tl.trans({x}), input_precision=PRECISION)"
+        if own in self.pieces:
+            text = f"inner({self.pieces[own]}, {self.names[far, 'vector']}_v, PRECISION)"
         self.edges.set(line.outs[0], text, "mn", "f32", line)
 
     def feature_loop(self, line: Line) -> None:
         """A sum over features that is no inner product: one feature at a time."""
         axis, inside = self.work.loops[line.outs[0]]
         name, at = self.edges.name(line.outs[0]), self.columns.index(axis)
+        for ref in inside:
+            if ref in self.work.inners:
+                self.arrive(self.ends_of(self.p.definitions[ref])[1])
         kept, depth = self.edges, self.depth
         self.put(depth, f"{name} = tl.zeros([BLOCK_M, {self.block}], tl.float32)  # sum over features, one at a time")
         self.put(depth, f"for c in tl.range(0, C{at}, num_stages=1):")

@@ -42,9 +42,10 @@ def load(text: str) -> Any:
 def precision(itemsize: int, device: torch.device, several: str = "tf32x3") -> str:
     """How products of 32-bit vectors are made: of several each, which keeps about float32's digits.
 
-    Of three tf32 products, or, where a kernel makes its own pieces (`device_products.py`), "bf16x6": of six products of
-    bfloat16. These take as long, but three pieces take 6 bytes a number, and two tf32 numbers 8. "tf32" or "ieee", one number at a time and much slower, where `torch.backends.cuda.matmul.fp32_precision` asks for
-    them - the older `allow_tf32` and `set_float32_matmul_precision` set it as well; "ieee" on devices without tf32.
+    Of three tf32 products; or "bf16x6", where a kernel takes numbers apart itself (`device_products.py`): of six of
+    bfloat16, which take as long, but three pieces are 6 bytes, and two tf32 numbers 8. "tf32" or "ieee", one number
+    at a time and much slower, where `torch.backends.cuda.matmul.fp32_precision` asks for them - the older `allow_tf32`
+    and `set_float32_matmul_precision` set it as well; "ieee" on devices without tf32.
     """
     asked = float32_setting()
     old = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
