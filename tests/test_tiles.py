@@ -98,6 +98,9 @@ def test_float32_products_are_made_as_torch_is_asked(asked, wanted, of_tiles):
         made = Call(p, tensors, (4, 4), (1.0,), [])
         work = launch.Launch(tiles.planned(p)[1][0], made, tiles.spans)
         assert (made.key[-1], work.widths(), work.precision) == (asked, 4, of_tiles)
+        wide = Call(p, [torch.randn(4, 1, 128)] * 3, (4, 4), (1.0,), [])
+        work = launch.Launch(tiles.planned(p)[1][0], wide, tiles.spans)
+        assert (work.widths(), work.precision) == (4, wanted)
 
 
 def test_refusals_of_the_cases():

@@ -34,6 +34,7 @@ FEW_OWNERS = 32  # of a tile
 SHORT = 16  # tiles of up to 64 others: of few owners, so many take no more time than parts, a launch, and their merge
 FEW_SPILLED = 64  # registers of a thread in memory, which cost less than
 TINY = 256  # numbers of a tile
+IN_PIECES = 64  # numbers of float32 vectors that kernels take apart: wider ones leave room for small tiles only
 HARDLY_SPILLED = 8  # registers, which cost less than tiles whose products no warpgroup makes: of fewer owners than
 WARPGROUP = 64
 
@@ -100,7 +101,8 @@ class Launch:
         itemsize = max(
             [self.call.tensors[x.ref].element_size() for x in self.work.inputs if x.mode == "vector"], default=4
         )
-        self.precision = precision(itemsize, self.call.device, "bf16x6")
+        several = "bf16x6" if max(self.padded.values(), default=0) <= IN_PIECES else "tf32x3"
+        self.precision = precision(itemsize, self.call.device, several)
         return itemsize
 
     def tuned(self, source: Source, some: list[Plan], words: tuple, timed: bool) -> list[Plan]:
