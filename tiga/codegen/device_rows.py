@@ -7,6 +7,7 @@ import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 FEW = tl.constexpr(8)  # edges, up to which their numbers are loaded one by one
+FEW_ROWS = tl.constexpr(2)  # items, up to which they are loaded one by one
 NOWHERE = tl.constexpr(0x7FFFFFFFFFFFFFFF)  # the number of an edge that is none
 
 
@@ -14,18 +15,34 @@ NOWHERE = tl.constexpr(0x7FFFFFFFFFFFFFFF)  # the number of an edge that is none
 
 
 @triton.jit
-def work_items(items, group, num_items, num_own, num_edges, num_slots, R: tl.constexpr):
-    """R items (row, first entry, entries, slot): row -1 is padding, slot -1 a whole row. int64 but for the entries.
+def work_items(items, group, num_items, num_own, num_edges, num_slots, WIDE: tl.constexpr, R: tl.constexpr):
+    """R items (row, first entry, entries, slot): row -1 is padding, slot -1 a whole row; the most entries of them, and
+    their largest slot. first and slot are int64, entries int32, rows as `offset` says.
 
     An item that names what does not exist is padding too.
     """
     at = (tl.full((), 0, tl.int64) + group) * R
-    if R == 1:  # numbers of the whole program, whatever threads hold of its tiles
-        item = items + at * 4
-        row = tl.full([1], tl.load(item), items.dtype.element_ty)
-        first = tl.full([1], tl.load(item + 1), items.dtype.element_ty)
-        last = tl.full([1], tl.load(item + 2), items.dtype.element_ty)
-        slot = tl.full([1], tl.load(item + 3), items.dtype.element_ty)
+    if R <= FEW_ROWS:  # numbers of the whole program, whatever threads hold of its tiles: all of a warp do the same
+        row = tl.full([R], -1, items.dtype.element_ty)
+        first = tl.full([R], 0, items.dtype.element_ty)
+        entries = tl.full([R], 0, tl.int32)
+        slot = tl.full([R], -1, items.dtype.element_ty)
+        most = tl.full((), 0, tl.int32)
+        top = tl.full((), -1, items.dtype.element_ty)
+        for i in tl.static_range(R):
+            item = items + (at + i) * 4
+            here = at + i < num_items
+            one = tl.load(item, mask=here, other=-1)
+            begin = tl.load(item + 1, mask=here, other=0)
+            end = tl.load(item + 2, mask=here, other=0)
+            where = tl.load(item + 3, mask=here, other=-1)
+            one, count = checked(one, begin, end, where, num_own, num_edges, num_slots)
+            row = replaced(row, i, one)
+            first = replaced(first, i, begin)
+            entries = replaced(entries, i, count)
+            slot = replaced(slot, i, where)
+            most = tl.maximum(most, count)
+            top = tl.maximum(top, where)
     else:
         here = at + tl.arange(0, R) < num_items
         item = items + (at + tl.arange(0, R)) * 4
@@ -33,9 +50,29 @@ def work_items(items, group, num_items, num_own, num_edges, num_slots, R: tl.con
         first = tl.load(item + 1, mask=here, other=0)
         last = tl.load(item + 2, mask=here, other=0)
         slot = tl.load(item + 3, mask=here, other=-1)
-    real = within(row, num_own) & (first >= 0) & (first <= last) & (last <= num_edges) & (slot < num_slots)
-    row = tl.where(real, row, -1).to(tl.int64)
-    return row, first.to(tl.int64), tl.where(real, last - first, 0).to(tl.int32), slot.to(tl.int64)
+        row, entries = checked(row, first, last, slot, num_own, num_edges, num_slots)
+        most = tl.max(entries, 0)
+        top = tl.max(slot, 0)
+    return offset(row, WIDE), first.to(tl.int64), entries, slot.to(tl.int64), most, top
+
+
+@triton.jit
+def checked(row, first, last, slot, num_own, num_edges, num_slots):
+    """An item's row and how many entries it has; -1 and 0 if one of its numbers is out of range: negative, by the sign
+    of all of them together, or too large."""
+    past = (last - first) | (num_own - 1 - row) | (num_edges - last) | (num_slots - 1 - slot)
+    real = (row | first | last | past) >= 0
+    return tl.where(real, row, -1), tl.where(real, last - first, 0).to(tl.int32)
+
+
+@triton.jit
+def replaced(x, TURN: tl.constexpr, y):
+    """[R] numbers, of which that one is y."""
+    if x.shape[0] == 1:
+        z = tl.full([1], y, x.dtype)
+    else:
+        z = tl.where(tl.arange(0, x.shape[0]) == TURN, y, x)
+    return z
 
 
 @triton.jit

@@ -102,7 +102,7 @@ class Emitter(Columns):
         begin = self.begin()  # which may read a field, before the row's first edge
         rows += indented([*self.body.row, *begin])
         if self.body.edge:
-            rows += indented(["for at in range(0, tl.max(entries, 0), BLOCK_E):", *indented(self.edges())])
+            rows += indented(["for at in range(0, most, BLOCK_E):", *indented(self.edges())])
         rows += indented(self.finished())
         text = [
             *self.body.once,
@@ -173,7 +173,8 @@ class Emitter(Columns):
         )
 
     def items(self) -> list[str]:
-        rows = ["row, first, entries, slot = work_items(items, group, num_items, num_own, num_edges, num_slots, R)"]
+        known = "group, num_items, num_own, num_edges, num_slots, WIDE, R"
+        rows = [f"row, first, entries, slot, most, top = work_items(items, {known})"]
         rows.append("here = row >= 0")
         return [*rows, "whole = here & (slot < 0)"] if self.work.folds else rows
 
@@ -318,7 +319,7 @@ class Emitter(Columns):
     def finished(self) -> list[str]:
         rows = []
         if any(self.states):
-            rows += ["if CUT:", "    part = here & (slot >= 0)"]
+            rows += ["if CUT and top >= 0:", "    part = here & (slot >= 0)"]
             for s in [s for state in self.states for s in state]:
                 text = self.stored(s.name + "_slots", f"slot * {self.width(s.axes)}", "part", s.axes, s.name, True)
                 rows.append("    " + text)
