@@ -248,6 +248,17 @@ def power_of_e(x):
 
 
 @triton.jit
+def plus(total, x):
+    """total and x of all edges, one after another: where a thread holds them all, a product and its sum are one
+    instruction. -0.0 is what a number is added to and stays."""
+    none = tl.full((), 0, x.dtype)
+    if x.dtype == tl.float32:
+        none = tl.full((), -0x80000000, tl.int32).to(tl.float32, bitcast=True)
+    k = feature(x, len(x.shape) - 1)
+    return tl.sum(tl.where(k == 0, tl.expand_dims(total, 1), none) + x, 1)
+
+
+@triton.jit
 def softmax_step(score, value, peak, total, mean):
     """score is -inf where there is no edge. peak starts finite, so that no difference is nan that should be 0."""
     higher = tl.maximum(peak, tl.max(score, 1))

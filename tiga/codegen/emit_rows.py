@@ -19,7 +19,7 @@ from tiga.types import Type, compute_dtype
 HEAD = "import triton\nimport triton.language as tl\n"
 PIECES = {
     "device_rows": """
-NOWHERE added edge_at edge_numbers edges_from extreme_step from_bfloat16 largest load_features moved offset only outer
+NOWHERE added edge_at edge_numbers edges_from extreme_step from_bfloat16 largest load_features moved offset only outer plus
 power_of_e product reshaped rows_only smallest softmax_end softmax_merge softmax_step softmax_weights store_features
 weights_merge within work_items
 """.split(),
@@ -207,7 +207,7 @@ class Emitter(Columns):
         elif name == "sum":
             x = self.product_of(self.split(f, f.args[0])[0], states[0].dtype, len(states[0].axes))
             self.summed[x] = f"sum{k}"
-            put(f"sum{k} += tl.sum({x}, 1)   # reduce {' '.join([*f.attrs, *f.args])}")
+            put(f"sum{k} = plus(sum{k}, {x})   # reduce {' '.join([*f.attrs, *f.args])}")
         elif name == "softmax" and len(states) > 3:
             self.softmax_of_several(k, f, states)
         elif name == "softmax":
@@ -354,7 +354,7 @@ class Emitter(Columns):
             return self.matrix(k, f)
         axes, dtype = self.a.axes(ref), compute_dtype(self.p.types[ref].dtype)
         x = self.product_of(self.split(f, f.args[0])[0], dtype, len(axes))
-        self.body.edge.append(f"all{k} += tl.sum({x}, 1)   # reduce {' '.join([*f.attrs, *f.args])}")
+        self.body.edge.append(f"all{k} = plus(all{k}, {x})   # reduce {' '.join([*f.attrs, *f.args])}")
         begin = f"all{k} = tl.zeros({self.shape(1, axes)}, {TRITON[dtype]})"
         base = self.argument(f"all{k}_parts", "parts", ref)
         total = f"tl.reshape(tl.sum(all{k}, 0), [{self.width(axes)[1:-1] or '1'}])" if axes else f"tl.sum(all{k}, 0)"
