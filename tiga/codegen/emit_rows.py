@@ -18,10 +18,10 @@ from tiga.types import Type, compute_dtype
 
 HEAD = "import triton\nimport triton.language as tl\n"
 PIECES = {
+    "device_items": "NOWHERE edge_at edge_numbers edges_from offset within work_items".split(),
     "device_rows": """
-NOWHERE added edge_at edge_numbers edges_from extreme_step from_bfloat16 largest load_features moved offset only outer plus
-power_of_e product reshaped rows_only smallest softmax_end softmax_merge softmax_step softmax_weights store_features
-weights_merge within work_items
+added extreme_step from_bfloat16 largest load_features moved only outer plus power_of_e product reshaped rows_only
+smallest softmax_end softmax_merge softmax_step softmax_weights store_features weights_merge
 """.split(),
     "device_functions": """
 acos asin atan atan2 cosh expm1 hash_uniform log1p pow remainder round_even sign sinh tan tanh trunc
@@ -174,8 +174,7 @@ class Emitter(Columns):
 
     def items(self) -> list[str]:
         known = "group, num_items, num_own, num_edges, num_slots, WIDE, R"
-        rows = [f"row, first, entries, slot, most, top = work_items(items, {known})"]
-        rows.append("here = row >= 0")
+        rows = [f"row, first, entries, slot, most, top = work_items(items, {known})", "here = row >= 0"]
         return [*rows, "whole = here & (slot < 0)"] if self.work.folds else rows
 
     def edges(self) -> list[str]:
