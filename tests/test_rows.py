@@ -246,7 +246,7 @@ def test_sums_that_forward_keeps_compile(dtype, capability, monkeypatch):
     (forward,) = chosen(augment(call.program), call.tensors, call.ints, call.scalars, capability, monkeypatch)
     found = [forward, *chosen(*backward(call), capability, monkeypatch)]
     assert len(found) == 3 and all(spilled == 0 for _, _, spilled, _ in found), found
-    assert [registers <= most for (_, registers, _, _), most in zip(found, (72, 56, 64))] == [True] * 3, found
+    assert [registers <= most for (_, registers, _, _), most in zip(found, (80, 56, 64))] == [True] * 3, found
 
 
 @pytest.mark.parametrize("width, dtype", [(32, torch.float16), (64, torch.bfloat16), (32, torch.float32)])

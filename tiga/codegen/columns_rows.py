@@ -118,12 +118,12 @@ class Columns(Products):
                 own = self.joined(edge, len(axes))
                 x = self.product_of(edge, dtype, len(axes))
                 if not common:
-                    self.body.edge.append(f"{name} += tl.sum({x}, 1)   # {note}")
+                    self.body.edge.append(f"{name} = plus({name}, {x})   # {note}")
                     continue
                 if x not in self.summed:
                     self.summed[x] = self.name("each")
                     self.row_sums.append((self.summed[x], own, dtype))
-                    self.body.edge.append(f"{self.summed[x]} += tl.sum({x}, 1)   # {note}")
+                    self.body.edge.append(f"{self.summed[x]} = plus({self.summed[x]}, {x})   # {note}")
                 texts = [self.at(self.value(r), 1, len(axes), dtype) for r in common]
                 each = self.at(Value(self.summed[x], 1, own, dtype), 1, len(axes))
                 added.append(f"    {name} = added({name}, {each}, {' * '.join(texts)}, entries)   # {note}")

@@ -5,123 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tiga.codegen.device_items import NOWHERE
+
 LOG2E = tl.constexpr(1.4426950408889634)
-FEW = tl.constexpr(8)  # edges, up to which their numbers are loaded one by one
-NOWHERE = tl.constexpr(0x7FFFFFFFFFFFFFFF)  # the number of an edge that is none
-
-
-# Which rows, which edges.
-
-
-@triton.jit
-def work_items(items, group, num_items, num_own, num_edges, num_slots, R: tl.constexpr):
-    """R items (row, first entry, entries, slot): row -1 is padding, slot -1 a whole row. int64 but for the entries.
-
-    An item that names what does not exist is padding too.
-    """
-    at = (tl.full((), 0, tl.int64) + group) * R
-    if R == 1:  # numbers of the whole program, whatever threads hold of its tiles
-        item = items + at * 4
-        row = tl.full([1], tl.load(item), items.dtype.element_ty)
-        first = tl.full([1], tl.load(item + 1), items.dtype.element_ty)
-        last = tl.full([1], tl.load(item + 2), items.dtype.element_ty)
-        slot = tl.full([1], tl.load(item + 3), items.dtype.element_ty)
-    else:
-        here = at + tl.arange(0, R) < num_items
-        item = items + (at + tl.arange(0, R)) * 4
-        row = tl.load(item, mask=here, other=-1)
-        first = tl.load(item + 1, mask=here, other=0)
-        last = tl.load(item + 2, mask=here, other=0)
-        slot = tl.load(item + 3, mask=here, other=-1)
-    real = within(row, num_own) & (first >= 0) & (first <= last) & (last <= num_edges) & (slot < num_slots)
-    row = tl.where(real, row, -1).to(tl.int64)
-    return row, first.to(tl.int64), tl.where(real, last - first, 0).to(tl.int32), slot.to(tl.int64)
-
-
-@triton.jit
-def within(x, count):
-    """0 <= x < count in one comparison: as unsigned numbers what is negative is larger than all counts."""
-    count = tl.full((), 0, tl.int32) + count  # a number that is constant as well
-    if x.dtype == tl.int32 and count.dtype == tl.int32:
-        y = x.to(tl.uint32, bitcast=True) < count.to(tl.uint32)
-    else:
-        y = x.to(tl.int64).to(tl.uint64, bitcast=True) < count.to(tl.uint64)
-    return y
-
-
-@triton.jit
-def edges_from(col, first, entries, at, num_far, WIDE: tl.constexpr, BLOCK_E: tl.constexpr):
-    """[R, BLOCK_E] entries from `at`: where they stand, whom they name, and whether there is such an edge."""
-    k = at + tl.arange(0, BLOCK_E)
-    entry = first[:, None] + k[None, :]
-    if first.shape[0] == 1 and BLOCK_E <= FEW:
-        far = loads(col + tl.max(first, 0) + at, tl.max(entries, 0) - at, BLOCK_E)
-    else:
-        far = tl.load(col + entry, mask=k[None, :] < entries[:, None], other=-1)
-    return entry, offset(far, WIDE), within(far, num_far)
-
-
-@triton.jit
-def loads(at, count, BLOCK_E: tl.constexpr):
-    """[1, BLOCK_E] numbers from `at`, -1 from the count-th on: loaded once, and in all threads."""
-    k = tl.arange(0, BLOCK_E)[None, :]
-    x = tl.full([1, BLOCK_E], -1, at.dtype.element_ty)
-    for i in tl.static_range(BLOCK_E):
-        x = tl.where(k == i, tl.load(at + i, mask=i < count, other=-1), x)
-    return x
-
-
-@triton.jit
-def offset(row, WIDE: tl.constexpr):
-    """A row's number, as it is multiplied by strides: in one instruction where no field has 2**31 elements."""
-    if WIDE:
-        x = row.to(tl.int64)
-    else:
-        x = row.to(tl.int32)
-    return x
-
-
-@triton.jit
-def edge_numbers(number_of, first, entries, at, entry, live, num_edges, NUMBERED: tl.constexpr):
-    """The numbers of the edges, the entries themselves where none are given, and which of these are edges."""
-    if NUMBERED:
-        if first.shape[0] == 1 and entry.shape[1] <= FEW:
-            number = loads(number_of + tl.max(first, 0) + at, tl.max(entries, 0) - at, entry.shape[1])
-        else:
-            number = tl.load(number_of + entry, mask=live, other=-1)
-        live = live & within(number, num_edges)
-        number = number.to(tl.int64)
-    else:
-        number = entry
-    return number, live
-
-
-@triton.jit
-def edge_at(x, TURN: tl.constexpr):
-    """[R, *features] of one edge of [R, E, *features]."""
-    k = tl.arange(0, x.shape[1])
-    for _ in tl.static_range(len(x.shape) - 2):
-        k = tl.expand_dims(k, -1)
-    return tl.sum(tl.where(k == TURN, x, 0), 1)
-
-
-@triton.jit
-def added(total, x, y, entries):
-    """total + x * y, but for rows without edges, of a program that has some."""
-    if total.shape[0] == 1:
-        z = total + x * y
-    else:
-        z = total + rows_only(x * y, entries)
-    return z
-
-
-@triton.jit
-def rows_only(x, entries):
-    """[R, *features], 0 in rows without edges."""
-    some = entries > 0
-    for _ in tl.static_range(len(x.shape) - 1):
-        some = tl.expand_dims(some, -1)
-    return tl.where(some, x, 0)
 
 
 # Memory.
@@ -208,6 +94,39 @@ def power_of_e(x):
     else:
         y = tl.exp2(x * LOG2E)
     return y
+
+
+@triton.jit
+def added(total, x, y, entries):
+    """total + x * y, but for rows without edges, of a program that has some."""
+    if total.shape[0] == 1:
+        z = total + x * y
+    else:
+        z = total + rows_only(x * y, entries)
+    return z
+
+
+@triton.jit
+def rows_only(x, entries):
+    """[R, *features], 0 in rows without edges."""
+    some = entries > 0
+    for _ in tl.static_range(len(x.shape) - 1):
+        some = tl.expand_dims(some, -1)
+    return tl.where(some, x, 0)
+
+
+@triton.jit
+def plus(total, x):
+    """total and x of all edges, one after another, where these are many: a product and its sum are one instruction, as
+    a thread holds them all. -0.0 is what a number is added to and stays."""
+    if x.shape[1] < 4:
+        return total + tl.sum(x, 1)
+    else:
+        none = tl.full((), 0, x.dtype)
+        if x.dtype == tl.float32:
+            none = tl.full((), -0x80000000, tl.int32).to(tl.float32, bitcast=True)
+        k = feature(x, len(x.shape) - 1)
+        return tl.sum(tl.where(k == 0, tl.expand_dims(total, 1), none) + x, 1)
 
 
 @triton.jit

@@ -18,10 +18,10 @@ from tiga.types import Type, compute_dtype
 
 HEAD = "import triton\nimport triton.language as tl\n"
 PIECES = {
+    "device_items": "NOWHERE edge_at edge_numbers edges_from offset within work_items".split(),
     "device_rows": """
-NOWHERE added edge_at edge_numbers edges_from extreme_step from_bfloat16 largest load_features moved offset only outer
-power_of_e product reshaped rows_only smallest softmax_end softmax_merge softmax_step softmax_weights store_features
-weights_merge within work_items
+added extreme_step from_bfloat16 largest load_features moved only outer plus power_of_e product reshaped rows_only
+smallest softmax_end softmax_merge softmax_step softmax_weights store_features weights_merge
 """.split(),
     "device_functions": """
 acos asin atan atan2 cosh expm1 hash_uniform log1p pow remainder round_even sign sinh tan tanh trunc
@@ -102,7 +102,7 @@ class Emitter(Columns):
         begin = self.begin()  # which may read a field, before the row's first edge
         rows += indented([*self.body.row, *begin])
         if self.body.edge:
-            rows += indented(["for at in range(0, tl.max(entries, 0), BLOCK_E):", *indented(self.edges())])
+            rows += indented(["for at in range(0, most, BLOCK_E):", *indented(self.edges())])
         rows += indented(self.finished())
         text = [
             *self.body.once,
@@ -173,8 +173,8 @@ class Emitter(Columns):
         )
 
     def items(self) -> list[str]:
-        rows = ["row, first, entries, slot = work_items(items, group, num_items, num_own, num_edges, num_slots, R)"]
-        rows.append("here = row >= 0")
+        known = "group, num_items, num_own, num_edges, num_slots, WIDE, R"
+        rows = [f"row, first, entries, slot, most, top = work_items(items, {known})", "here = row >= 0"]
         return [*rows, "whole = here & (slot < 0)"] if self.work.folds else rows
 
     def edges(self) -> list[str]:
@@ -206,7 +206,7 @@ class Emitter(Columns):
         elif name == "sum":
             x = self.product_of(self.split(f, f.args[0])[0], states[0].dtype, len(states[0].axes))
             self.summed[x] = f"sum{k}"
-            put(f"sum{k} += tl.sum({x}, 1)   # reduce {' '.join([*f.attrs, *f.args])}")
+            put(f"sum{k} = plus(sum{k}, {x})   # reduce {' '.join([*f.attrs, *f.args])}")
         elif name == "softmax" and len(states) > 3:
             self.softmax_of_several(k, f, states)
         elif name == "softmax":
@@ -318,7 +318,7 @@ class Emitter(Columns):
     def finished(self) -> list[str]:
         rows = []
         if any(self.states):
-            rows += ["if CUT:", "    part = here & (slot >= 0)"]
+            rows += ["if CUT and top >= 0:", "    part = here & (slot >= 0)"]
             for s in [s for state in self.states for s in state]:
                 text = self.stored(s.name + "_slots", f"slot * {self.width(s.axes)}", "part", s.axes, s.name, True)
                 rows.append("    " + text)
@@ -353,7 +353,7 @@ class Emitter(Columns):
             return self.matrix(k, f)
         axes, dtype = self.a.axes(ref), compute_dtype(self.p.types[ref].dtype)
         x = self.product_of(self.split(f, f.args[0])[0], dtype, len(axes))
-        self.body.edge.append(f"all{k} += tl.sum({x}, 1)   # reduce {' '.join([*f.attrs, *f.args])}")
+        self.body.edge.append(f"all{k} = plus(all{k}, {x})   # reduce {' '.join([*f.attrs, *f.args])}")
         begin = f"all{k} = tl.zeros({self.shape(1, axes)}, {TRITON[dtype]})"
         base = self.argument(f"all{k}_parts", "parts", ref)
         total = f"tl.reshape(tl.sum(all{k}, 0), [{self.width(axes)[1:-1] or '1'}])" if axes else f"tl.sum(all{k}, 0)"
